@@ -1,0 +1,45 @@
+# Needs python3 (3.11 or newer) and make; everything else goes into .venv, once.
+#
+#   make quickstart   build two tiny teachers and a student, distil on policy, show the result
+#   make test         run the tests
+#   make check        lint and type check
+#   make env          only the environment (.venv/bin/opd)
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help env quickstart test check
+
+help:
+	@sed -n 's/^#  *make/  make/p' Makefile
+
+env: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "python 3.11 or newer is needed; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || { echo "making .venv"; $(PYTHON) -m venv .venv; }
+	@echo "installing torch (once; the largest part)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	@echo "installing opd-plane and what it needs"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+runs/proxy: | $(READY)
+	$(BIN)/opd build-proxy runs/proxy
+
+quickstart: $(READY) | runs/proxy
+	@rm -rf runs/quickstart
+	$(BIN)/opd run configs/quickstart.yaml
+
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+docs/columns.md: $(READY) schemas/columns.py dataplane/sql/views.py
+	$(BIN)/python -m dataplane.sql.docs > $@

@@ -1,0 +1,108 @@
+"""Canonical Arrow arrays, and checksums over exactly their bytes.
+
+An array is canonical when it starts at offset 0, its lists and texts start at value 0, and nothing lies behind
+its last value. The checksum of a column covers, in depth-first order, each buffer cut to the length that its type
+and row count imply, so that padding and sharing do not matter and any backend gives the same number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from schemas.errors import InputError
+
+_VARIABLE = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+_LISTS = (pa.types.is_list, pa.types.is_large_list)
+
+
+def check_type(name: str, kind: pa.DataType) -> None:
+    """Refuse types that blocks do not hold. Raises InputError."""
+    if _is(kind, _LISTS) or pa.types.is_fixed_size_list(kind):
+        return check_type(name, kind.value_type)
+    if pa.types.is_struct(kind):
+        for child in kind:
+            check_type(f"{name}.{child.name}", child.type)
+    elif not (pa.types.is_primitive(kind) or _is(kind, _VARIABLE) or pa.types.is_decimal(kind)):
+        raise InputError(
+            f"column {name!r}: type {kind} cannot be stored; expected numbers, booleans, times, text, binary, "
+            "or lists and structs of them"
+        )
+
+
+def canonical(array: pa.Array) -> pa.Array:
+    """*array* itself if it is canonical, else a copy that is."""
+    return array if _is_canonical(array) else pa.concat_arrays([array])
+
+
+def checksum(array: pa.Array) -> int:
+    """xxh3 (64 bits) over the bytes of a canonical array."""
+    digest = xxhash.xxh3_64()
+    for part in _parts(array):
+        digest.update(part)
+    return digest.intdigest()
+
+
+def _is(kind: pa.DataType, tests: tuple[Callable[[pa.DataType], bool], ...]) -> bool:
+    return any(test(kind) for test in tests)
+
+
+def _is_canonical(array: pa.Array) -> bool:
+    if array.offset:
+        return False
+    kind = array.type
+    if _is(kind, _VARIABLE):
+        return len(array) == 0 or _first_and_last(array)[0] == 0
+    if _is(kind, _LISTS):
+        first, last = _first_and_last(array)
+        return first == 0 and len(array.values) == last and _is_canonical(array.values)
+    if pa.types.is_fixed_size_list(kind):
+        return len(array.values) == len(array) * kind.list_size and _is_canonical(array.values)
+    if pa.types.is_struct(kind):
+        return all(len(child) == len(array) and _is_canonical(child) for child in _children(array))
+    return True
+
+
+def _parts(array: pa.Array) -> Iterator[memoryview]:
+    """The bytes that count, buffer by buffer."""
+    kind, buffers = array.type, array.buffers()
+    if array.null_count:
+        yield _cut(buffers[0], -(-len(array) // 8))
+    if _is(kind, _VARIABLE):
+        first, last = _first_and_last(array)
+        yield _cut(buffers[1], _offset_width(kind) * (len(array) + 1) if len(array) else 0)
+        yield _cut(buffers[2], last - first)
+    elif _is(kind, _LISTS):
+        yield _cut(buffers[1], _offset_width(kind) * (len(array) + 1) if len(array) else 0)
+        yield from _parts(array.values)
+    elif pa.types.is_fixed_size_list(kind):
+        yield from _parts(array.values)
+    elif pa.types.is_struct(kind):
+        for child in _children(array):
+            yield from _parts(child)
+    else:
+        yield _cut(buffers[1], -(-len(array) * kind.bit_width // 8))
+
+
+def _children(array: pa.StructArray) -> list[pa.Array]:
+    return [array.field(i) for i in range(array.type.num_fields)]
+
+
+def _cut(buffer: pa.Buffer | None, size: int) -> memoryview:
+    return memoryview(buffer)[:size] if buffer is not None else memoryview(b"")
+
+
+def _offset_width(kind: pa.DataType) -> int:
+    return 8 if pa.types.is_large_list(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) else 4
+
+
+def _first_and_last(array: pa.Array) -> tuple[int, int]:
+    """The first and last offset of a list or text array that starts at offset 0."""
+    if len(array) == 0:
+        return 0, 0
+    dtype = np.int64 if _offset_width(array.type) == 8 else np.int32
+    offsets = np.frombuffer(array.buffers()[1], dtype=dtype, count=len(array) + 1)
+    return int(offsets[0]), int(offsets[-1])

@@ -1,0 +1,106 @@
+"""The journal as a table: what happened, when, to which rows, by whom."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from dataplane.numbers import from_runs, run_length
+from schemas import records
+
+EVENTS_SCHEMA = pa.schema(
+    [
+        ("seq", pa.int64()),
+        ("time", pa.timestamp("us")),
+        ("kind", pa.string()),
+        ("partition", pa.string()),
+        ("task", pa.string()),
+        ("claim", pa.string()),
+        ("worker", pa.string()),
+        ("attempt", pa.int32()),
+        ("epoch", pa.int32()),
+        ("step", pa.int32()),
+        ("version", pa.int32()),
+        ("rows", pa.int64()),
+        ("block", pa.string()),
+        ("columns", pa.list_(pa.string())),
+        ("detail", pa.string()),
+    ]
+)
+
+#: Ids of the samples a record is about, and of those that failed in it.
+IDS = [pa.field("sample_ids", pa.list_(pa.string())), pa.field("failed_ids", pa.list_(pa.string()))]
+
+#: Fields of records that are columns as they are, and those that are shown in another form.
+_PLACED = {"partition", "task", "claim", "worker", "attempt", "epoch", "step", "version"}
+_SHOWN = {"time", "runs", "block", "ids", "lineage", "arrow_schema", "name", "failed", "errors"}
+
+
+class History:
+    """Walks the journal and remembers what naming its rows needs: ids by number, and the epoch."""
+
+    def __init__(self, with_ids: bool) -> None:
+        self._with_ids = with_ids
+        self._ids: dict[str, list[str]] = {}
+        self._epoch = 0
+
+    def event(self, record: records.AnyRecord) -> dict[str, Any]:
+        """Columns of ``EVENTS_SCHEMA`` for the next record, but for its ``seq``."""
+        fields = msgspec.structs.asdict(record)
+        self._epoch = fields.get("epoch", self._epoch)
+        failed = fields.get("failed") or fields.get("errors") or {}
+        event = {key: fields[key] for key in fields.keys() & _PLACED}
+        event |= {
+            "kind": fields.get("name") or type(record).__struct_config__.tag,
+            "time": round(record.time * 1e6),
+            "epoch": self._epoch,
+            "rows": run_length(fields["runs"]) if "runs" in fields else len(failed) or None,
+            "detail": _detail(fields, failed),
+        }
+        event |= _made(fields.get("block"), fields.get("lineage"), event.get("task"))
+        return event | self._named(record, failed) if self._with_ids else event
+
+    def _named(self, record: Any, failed: Iterable[int]) -> dict[str, list[str]]:
+        if isinstance(record, records.Put):
+            self._ids.setdefault(record.partition, []).extend(record.ids)
+        ids = self._ids.get(getattr(record, "partition", ""), [])
+        numbers = from_runs(getattr(record, "runs", ())).tolist()
+        return {"sample_ids": [ids[number] for number in numbers], "failed_ids": [ids[number] for number in failed]}
+
+
+def events_table(journal: Iterable[records.AnyRecord], with_ids: bool = False) -> pa.Table:
+    """The whole journal, a row a record; see ``EVENTS_SCHEMA``. ``detail`` holds the other fields as JSON."""
+    history = History(with_ids)
+    rows = [{"seq": seq, **history.event(record)} for seq, record in enumerate(journal)]
+    return pa.Table.from_pylist(rows, schema=pa.schema([*EVENTS_SCHEMA, *(IDS if with_ids else ())]))
+
+
+def _made(block: records.Block | None, lineage: records.Lineage | None, task: str | None) -> dict[str, Any]:
+    """Columns about the block that a record made visible."""
+    made: dict[str, Any] = {}
+    if block is not None:
+        made |= {"block": block.id, "columns": list(block.columns[:-1])}
+    if lineage is not None:
+        made |= {"worker": lineage.worker or None, "attempt": lineage.attempt or None}
+        made |= {"task": task or lineage.task or None, "version": lineage.weight_version}
+    return made
+
+
+def _detail(fields: dict[str, Any], failed: dict[int, str]) -> str | None:
+    detail = {key: value for key, value in fields.items() if key not in _PLACED | _SHOWN and value is not None}
+    detail |= detail.pop("fields", {})
+    if failed:
+        detail["errors"] = sorted(set(failed.values()))
+    return json.dumps(_finite(detail), default=str) if detail else None
+
+
+def _finite(value: Any) -> Any:
+    """NaN and ±inf as texts: JSON has no such numbers."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,232 @@
+"""The local backend: a directory on disk or in /dev/shm.
+
+    DIR/lock                    held by the writer (flock); its text names the process
+    DIR/blocks/ID.arrow         immutable Arrow IPC files, any Arrow reader opens them
+    DIR/blocks/ID.tmp           a block being written; renamed when whole
+    DIR/journal/0000….log       segments, each named by the journal offset it starts at
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from dataplane.storage import BlockGone, BytesLike
+from schemas.errors import InputError, StoreError, StoreLocked
+
+Durability = Literal["process", "power"]
+
+#: A new journal segment starts when the last one is larger.
+SEGMENT_BYTES = 64 << 20
+
+#: os.writev takes at most this many buffers (IOV_MAX on Linux).
+_MAX_PARTS = 1024
+
+
+class LocalStorage:
+    """Blocks as files, the journal as segments. ``durability="power"`` adds fsync to every write."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        durability: Durability = "process",
+        create: bool = True,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        if durability not in ("process", "power"):
+            raise InputError(f"durability: expected 'process' or 'power', got {durability!r}")
+        self.path = Path(path).absolute()
+        self.url = str(self.path)
+        self.segment_bytes = segment_bytes
+        self.fsync = durability == "power"
+        self._blocks = self.path / "blocks"
+        self._segments = self.path / "journal"
+        self._lock_fd: int | None = None
+        self._segment: _Segment | None = None
+        self._guard = threading.Lock()
+        if create:
+            self._blocks.mkdir(parents=True, exist_ok=True)
+            self._segments.mkdir(exist_ok=True)
+        elif not self._segments.is_dir():
+            raise InputError(f"{self.url}: no store here; open it with mode='w' to make one")
+
+    # -- the writer -----------------------------------------------------------------------------------------------
+
+    def lock(self) -> None:
+        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(fd, 100, 0).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise StoreLocked(
+                f"{self.url} is already open for writing by process {holder}; close it there, or open with mode='r'"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._lock_fd = fd
+
+    def close(self) -> None:
+        with self._guard:
+            self._close_segment()
+            if self._lock_fd is not None:
+                os.close(self._lock_fd)
+                self._lock_fd = None
+
+    # -- blocks ---------------------------------------------------------------------------------------------------
+
+    def write(self, block: str, parts: Sequence[BytesLike]) -> None:
+        target, temporary = self._file(block), self._blocks / f"{block}.tmp"
+        with _disk_errors(f"block {block} in {self.url}"):
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            try:
+                _write_all(fd, parts)
+                if self.fsync:
+                    os.fsync(fd)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            finally:
+                os.close(fd)
+            os.rename(temporary, target)
+            if self.fsync:
+                _fsync_directory(self._blocks)
+
+    def view(self, block: str) -> mmap.mmap:
+        return self._map(block, mmap.ACCESS_READ)
+
+    def private(self, block: str) -> mmap.mmap:
+        return self._map(block, mmap.ACCESS_COPY)
+
+    def _map(self, block: str, access: int) -> mmap.mmap:
+        try:
+            fd = os.open(self._file(block), os.O_RDONLY)
+        except FileNotFoundError:
+            raise BlockGone(block, self.url) from None
+        try:
+            return mmap.mmap(fd, 0, access=access)
+        except ValueError as error:  # an empty file cannot be mapped
+            raise StoreError(f"block {block!r} in {self.url}: {error}") from None
+        finally:
+            os.close(fd)
+
+    def delete(self, blocks: Iterable[str]) -> None:
+        for block in blocks:
+            with suppress(FileNotFoundError):
+                os.unlink(self._file(block))
+
+    def blocks(self) -> dict[str, int]:
+        with os.scandir(self._blocks) as entries:
+            return {e.name[:-6]: e.stat().st_size for e in entries if e.name.endswith(".arrow")}
+
+    def _file(self, block: str) -> str:
+        if not block.isalnum():  # ids come from the journal, which may be hostile: no way out of the directory
+            raise StoreError(f"block id {block!r} is not a name this store gives")
+        return f"{self._blocks}/{block}.arrow"
+
+    # -- the journal ----------------------------------------------------------------------------------------------
+
+    def append(self, data: bytes, durable: bool = True) -> None:
+        with self._guard, _disk_errors(f"journal of {self.url}"):
+            segment = self._open_segment()
+            try:
+                _write_all(segment.fd, [data])
+            except BaseException:
+                os.ftruncate(segment.fd, segment.size)
+                raise
+            segment.size += len(data)
+            if self.fsync and durable:
+                os.fdatasync(segment.fd)
+
+    def journal(self, start: int = 0) -> bytes:
+        starts = self._starts()
+        holder = max((s for s in starts if s <= start), default=0)
+        return b"".join(_read_from(self._segment_file(s), max(0, start - s)) for s in starts if s >= holder)
+
+    def cut(self, size: int) -> None:
+        with self._guard:
+            self._close_segment()
+            for start in reversed(self._starts()):
+                if start >= size and start > 0:
+                    self._segment_file(start).unlink()
+                else:
+                    os.truncate(self._segment_file(start), size - start)
+                    break
+
+    def _open_segment(self) -> _Segment:
+        """The segment to append to; a new one when the last is large."""
+        if self._lock_fd is None:
+            raise StoreError(f"{self.url} is not open for writing")
+        segment = self._segment
+        if segment is None:
+            start = self._starts()[-1] if self._starts() else 0
+            segment = self._segment = _Segment(self._segment_file(start), start)
+        if segment.size > self.segment_bytes:
+            os.close(segment.fd)
+            end = segment.start + segment.size
+            segment = self._segment = _Segment(self._segment_file(end), end)
+            if self.fsync:
+                _fsync_directory(self._segments)
+        return segment
+
+    def _close_segment(self) -> None:
+        if self._segment is not None:
+            os.close(self._segment.fd)
+            self._segment = None
+
+    def _starts(self) -> list[int]:
+        return sorted(int(name[:-4]) for name in os.listdir(self._segments) if name.endswith(".log"))
+
+    def _segment_file(self, start: int) -> Path:
+        return self._segments / f"{start:020d}.log"
+
+
+class _Segment:
+    """One file of the journal, open for appending."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        self.start = start
+        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.size = os.fstat(self.fd).st_size
+
+
+def _read_from(path: Path, start: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(start)
+        return file.read()
+
+
+def _write_all(fd: int, parts: Sequence[BytesLike]) -> None:
+    """Every byte of *parts*, in as few system calls as the kernel allows."""
+    views = [memoryview(part).cast("B") for part in parts if len(part)]  # type: ignore[arg-type]
+    while views:
+        written = os.writev(fd, views[:_MAX_PARTS])
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if written:
+            views[0] = views[0][written:]
+
+
+def _fsync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _disk_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "; free some space, or clear rows of old steps" if full else ""
+        raise StoreError(f"writing {what} failed: {error.strerror}{advice}") from error

@@ -1,0 +1,202 @@
+"""``DataPlane``: the verbs. It encodes and writes blocks itself; who has which row is asked of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from dataplane.blocks import encode
+from dataplane.claim import Claim
+from dataplane.host import CatalogHost
+from dataplane.plane_reader import PlaneReader, Where, wanted
+from dataplane.reader import schema_bytes
+from schemas import records
+from schemas.arrays import ColumnData, clean_text, to_arrow
+from schemas.columns import TRAIN, schema_of
+from schemas.errors import InputError, StoreError, did_you_mean
+from schemas.records import Block, ClaimRequest, CommitRequest, PutRequest
+
+#: Tasks that a run repeats when it goes back to a checkpoint.
+RETRAINED = ("student", "baseline", "train")
+
+
+class DataPlane(PlaneReader):
+    """Typed columns of samples, in partitions; tasks claim rows whose columns are there. A context manager."""
+
+    # -- declarations -------------------------------------------------------------------------------------------------
+
+    def create_partition(
+        self, name: str, columns: Mapping[str, pa.DataType | pa.Field] | Iterable[str] | pa.Schema
+    ) -> None:
+        """A partition with *columns*: names of the registry, or names with Arrow types. The same again does nothing."""
+        self._writer.create_partition(name, schema_bytes(schema_of(columns)))
+
+    def declare_task(self, partition: str, task: str, reads: Sequence[str], writes: Sequence[str] = ()) -> None:
+        """Rows are ready for *task* when *reads* are present. The same again does nothing."""
+        self._writer.declare_task(partition, task, list(reads), list(writes))
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        partition: str,
+        ids: Sequence[str],
+        columns: Mapping[str, ColumnData],
+        put_id: str | None = None,
+        lineage: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add *columns* to rows, making those that are new. A *put_id* seen before does nothing.
+
+        Everything is checked before anything is written: raises InputError naming row and column, also for a
+        column that a row has already.
+        """
+        self._put(partition, list(ids), columns, put_id, lineage, replace=False)
+
+    def replace(
+        self,
+        partition: str,
+        ids: Sequence[str],
+        columns: Mapping[str, ColumnData],
+        put_id: str | None = None,
+        lineage: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Like ``put``, for columns that may be there: readers see the old values or the new, never a mix."""
+        self._put(partition, list(ids), columns, put_id, lineage, replace=True)
+
+    def clear(self, partition: str, ids: Sequence[str]) -> int:
+        """Forget rows, and blocks that no row needs any more; the number of rows that were there.
+
+        Raises InputError for rows of a step that no checkpoint covers.
+        """
+        return self._writer.clear(partition, list(ids))
+
+    def fail(self, partition: str, errors: Mapping[str, str]) -> None:
+        """Give rows up (id to "code: detail"), whoever holds them."""
+        self._writer.fail(partition, clean_text(dict(errors)))
+
+    def requeue(self, partition: str, ids: Sequence[str], tasks: Sequence[str]) -> None:
+        """Supersede what *tasks* wrote on these rows; the rows, failed ones too, wait for them under a new attempt."""
+        self._writer.requeue(partition, list(ids), list(tasks))
+
+    # -- claims -------------------------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        partition: str,
+        task: str,
+        limit: int | None = None,
+        lease_s: float = 60.0,
+        where: Where | None = None,
+        step: int | None = None,
+        by_group: bool = False,
+        worker: str = "",
+    ) -> Claim | None:
+        """Lease up to *limit* ready rows in row order (of a *step*, in its sealed order); None when there are none.
+
+        *where* maps scalar columns to a value or the values wanted. *by_group* takes whole groups (rows of one
+        ``group_id`` that are neither failed nor done must all be ready), one at least, even past *limit*.
+        """
+        if limit is not None and limit < 1:
+            raise InputError(f"limit: expected at least 1, got {limit}")
+        request = ClaimRequest(partition, task, limit, lease_s, wanted(where), step, by_group, worker)
+        granted = self._writer.claim(request)
+        return None if granted is None else Claim(self, partition, task, granted, lease_s)
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    def seal(self, step: int, ids: Sequence[str], partition: str = TRAIN) -> None:
+        """The members of a step, in order; immutable."""
+        self._writer.seal(step, list(ids), partition)
+
+    def record_trained(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The step's update was taken, with these metrics."""
+        self._writer.record_trained(step, {name: float(value) for name, value in metrics.items()})
+
+    def record_published(self, version: int, path: str) -> None:
+        """Weights that generators may load."""
+        self._writer.record_published(version, str(path))
+
+    def record_checkpoint(self, step: int, path: str) -> None:
+        """A complete checkpoint that covers every step up to *step*."""
+        self._writer.record_checkpoint(step, str(path))
+
+    def new_epoch(self, after_step: int, partition: str = TRAIN, tasks: Sequence[str] = RETRAINED) -> int:
+        """Go back to *after_step*: what *tasks* wrote for later steps is superseded, their metrics, weights and
+        checkpoints are no longer current; seals stay. The number of the new epoch (the first life is 0)."""
+        return self._writer.new_epoch(after_step, partition, list(tasks))
+
+    def event(self, kind: str, **fields: records.Plain) -> None:
+        """A line in ``events``."""
+        wrong = [name for name, value in fields.items() if not isinstance(value, (str, int, float, bool, type(None)))]
+        if wrong:
+            raise InputError(f"event {kind!r}: field {wrong[0]!r} must be a text, a number, a boolean or None")
+        self._writer.note(clean_text(kind), clean_text(fields))
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _writer(self) -> CatalogHost:
+        if isinstance(self._host, CatalogHost):
+            return self._host
+        raise StoreError(f"{self.url} is open read-only; open it with mode='w' to change it")
+
+    def _put(
+        self,
+        partition: str,
+        ids: list[str],
+        columns: Mapping[str, ColumnData],
+        put_id: str | None,
+        lineage: Mapping[str, Any] | None,
+        replace: bool,
+    ) -> None:
+        writer, made = self._writer, records.lineage(lineage)
+        arrays = _typed(self._schema(partition), partition, ids, columns)
+        if not writer.check_put(partition, ids, list(arrays), put_id, replace) or not ids:
+            return
+        block = self._write(partition, ids, arrays)
+        written = False
+        try:
+            written = writer.put(PutRequest(partition, ids, block, put_id, replace, made))
+        finally:
+            if not written:
+                self.storage.delete([block.id])
+
+    def _commit(
+        self,
+        claim: Claim,
+        ids: list[str],
+        columns: Mapping[str, ColumnData],
+        failed: dict[str, str],
+        lineage: Mapping[str, Any] | None,
+    ) -> None:
+        writer, made = self._writer, records.lineage(lineage)
+        arrays = _typed(self._schema(claim.partition), claim.partition, ids, columns)
+        writer.check_commit(claim.id, ids, failed, list(arrays))
+        block = self._write(claim.partition, ids, arrays) if arrays and ids else None
+        written = False
+        try:
+            writer.commit(CommitRequest(claim.id, ids, failed, block, made))
+            written = True
+        finally:
+            if block is not None and not written:
+                self.storage.delete([block.id])
+
+    def _write(self, partition: str, ids: list[str], arrays: dict[str, pa.Array]) -> Block:
+        block, parts = encode(self._schema(partition), arrays, ids)
+        self.storage.write(block.id, parts)
+        return block
+
+
+def _typed(
+    schema: pa.Schema, partition: str, ids: Sequence[str], columns: Mapping[str, ColumnData]
+) -> dict[str, pa.Array]:
+    """*columns* as arrays of their declared types. Raises InputError."""
+    for sample_id in ids:
+        if not isinstance(sample_id, str) or not sample_id or clean_text(sample_id) != sample_id:
+            raise InputError(f"sample ids are texts of at least one character, valid in UTF-8; got {sample_id!r}")
+    for name in columns:
+        if name not in schema.names:
+            raise InputError(f"partition {partition!r} has no column {name!r}{did_you_mean(name, schema.names)}")
+    return {name: to_arrow(data, schema.field(name), ids) for name, data in columns.items()}

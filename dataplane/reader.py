@@ -1,0 +1,258 @@
+"""What can be asked of a catalog, the same of the writer's own and of a follower's: plain data, no row values."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from dataplane.blocks import BlockReader
+from dataplane.blocktable import lineage_table
+from dataplane.catalog import Catalog, Touched
+from dataplane.gather import gather, owned
+from dataplane.indexes import Indexes
+from dataplane.journal import Journal
+from dataplane.numbers import Bools, Ints, from_runs
+from dataplane.partition import Partition
+from dataplane.rowstate import progress_of, row_state_table
+from dataplane.storage import Storage
+from schemas import records
+from schemas.columns import SAMPLE_ID
+from schemas.errors import InputError, MissingRows, did_you_mean
+from schemas.records import Cells, Located, Plain
+
+Clock = Callable[[], float]
+
+_SAMPLE_ID = pa.field(SAMPLE_ID, pa.string())
+
+
+class CatalogReader:
+    """A catalog and its journal behind one lock."""
+
+    def __init__(self, storage: Storage, blocks: BlockReader, clock: Clock = time.time) -> None:
+        self.storage = storage
+        self.clock = clock
+        self._blocks = blocks
+        self._journal = Journal(storage)
+        self._catalog = Catalog()
+        self._indexes: dict[str, Indexes] = {}
+        self._guard = threading.RLock()
+
+    def refresh(self) -> int:
+        """Read what the journal has gained; the number of new records."""
+        with self._guard:
+            before = self._journal.seq
+            for record in self._journal.read():
+                self._applied(self._catalog.apply(record))
+            self._drop_gone()
+            return self._journal.seq - before
+
+    # -- partitions and cells -----------------------------------------------------------------------------------------
+
+    def partitions(self) -> dict[str, bytes]:
+        """Arrow IPC schema messages by partition name."""
+        with self._guard:
+            return {name: schema_bytes(p.schema) for name, p in self._catalog.partitions.items()}
+
+    def ids(self, partition: str) -> list[str]:
+        """Every row's id, in row order."""
+        with self._guard:
+            found = self._partition(partition)
+            return found.ids_at(found.live_slots())
+
+    def locate(self, partition: str, ids: Sequence[str], columns: Sequence[str], missing: str = "raise") -> Located:
+        """Cells of *columns* for *ids* in the order asked. Raises MissingRows unless *missing* is "null"."""
+        with self._guard:
+            found = self._partition(partition)
+            schema = pa.schema([_field(found, name) for name in columns])
+            slots = found.slots(found.find(ids))
+            if missing == "raise":
+                _refuse_missing(found, ids, slots, columns)
+            return self._located(found, slots, schema)
+
+    def locate_all(self, partition: str, columns: Sequence[str]) -> Located:
+        """Cells of *columns* (``sample_id`` too) for every row, in row order."""
+        with self._guard:
+            found = self._partition(partition)
+            fields = [_SAMPLE_ID if name == SAMPLE_ID else _field(found, name) for name in columns]
+            return self._located(found, found.live_slots(), pa.schema(fields))
+
+    def _located(self, partition: Partition, slots: Ints, schema: pa.Schema) -> Located:
+        cells = [_cells(partition, name, slots) for name in schema.names]
+        ids = partition.ids_at(slots) if SAMPLE_ID in schema.names else []
+        used = np.unique(np.concatenate([np.unique(blocks) for blocks, _ in cells])) if cells else np.empty(0, np.int32)
+        used = used[used >= 0]
+        placed = [(np.where(b >= 0, np.searchsorted(used, b), -1).astype(np.int32), rows) for b, rows in cells]
+        blocks = [self._catalog.blocks[index] for index in used.tolist()]
+        packed = [Cells(b.tobytes(), rows.tobytes()) for b, rows in placed]
+        return Located(schema_bytes(schema), blocks, packed, len(slots), ids)
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def rows(
+        self,
+        partition: str,
+        have: Sequence[str] = (),
+        lack: Sequence[str] = (),
+        sealed: bool | None = None,
+        failed: bool | None = None,
+        where: dict[str, list[Plain]] | None = None,
+        step: int | None = None,
+    ) -> list[str]:
+        """Ids of the rows that meet every condition, in row order."""
+        with self._guard:
+            found = self._partition(partition)
+            slots = found.live_slots()
+            keep = self._meets(found, slots, have, lack, sealed, failed)
+            if step is not None:
+                keep &= found.step.data[slots] == step
+            slots = slots[keep]
+            return found.ids_at(slots[self._index(found).matches(slots, where)])
+
+    def _meets(
+        self,
+        partition: Partition,
+        slots: Ints,
+        have: Sequence[str],
+        lack: Sequence[str],
+        sealed: bool | None,
+        failed: bool | None,
+    ) -> Bools:
+        keep = np.ones(len(slots), np.bool_)
+        for name in have:
+            keep &= partition.present(_field(partition, name).name, slots)
+        for name in lack:
+            keep &= ~partition.present(_field(partition, name).name, slots)
+        if sealed is not None:
+            keep &= (partition.step.data[slots] > 0) == sealed
+        if failed is not None:
+            keep &= partition.failed.data[slots] == failed
+        return keep
+
+    def progress(self, partition: str) -> records.Progress:
+        """Counts of rows, failures by code, and rows by state in each task."""
+        with self._guard:
+            return progress_of(self._partition(partition))
+
+    def row_state(self, partition: str) -> pa.Table:
+        """A row a row: error, step, trained, attempt, claimed, missing, complete."""
+        with self._guard:
+            return row_state_table(self._partition(partition), self._trained())
+
+    def _trained(self) -> list[int]:
+        return [step.step for step in self._catalog.steps.values() if step.trained_at is not None]
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """How often the run went back to a checkpoint."""
+        return self._catalog.epoch
+
+    def members(self, step: int, partition: str) -> list[str]:
+        """Ids of a sealed step in order, as far as they are not cleared. Raises InputError if it is not sealed."""
+        with self._guard:
+            found = self._partition(partition)
+            sealed = self._catalog.steps.get(step)
+            if sealed is None or sealed.partition != partition:
+                raise InputError(f"step {step} of partition {partition!r} is not sealed; seal it first")
+            slots = found.slots(from_runs(self._catalog.members[step]))
+            return found.ids_at(slots[slots >= 0])
+
+    def steps(self) -> list[records.Step]:
+        """Sealed steps, by number."""
+        with self._guard:
+            return [self._catalog.steps[step] for step in sorted(self._catalog.steps)]
+
+    def published(self) -> list[records.Weights]:
+        """Weight versions of the latest epoch, oldest first."""
+        return list(self._catalog.published)
+
+    def checkpoints(self) -> list[records.Checkpoint]:
+        """Checkpoints of the latest epoch, oldest first."""
+        return list(self._catalog.checkpoints)
+
+    def blocks(self) -> pa.Table:
+        """Lineage: a row a block."""
+        with self._guard:
+            return lineage_table(self._catalog.blocks)
+
+    # -- for the subclasses -------------------------------------------------------------------------------------------
+
+    def _partition(self, name: str) -> Partition:
+        try:
+            return self._catalog.partitions[name]
+        except KeyError:
+            known = self._catalog.partitions
+            raise InputError(
+                f"no partition {name!r}{did_you_mean(name, known)}; there are: {', '.join(known) or 'none'}"
+            ) from None
+
+    def _index(self, partition: Partition) -> Indexes:
+        if partition.name not in self._indexes:
+            self._indexes[partition.name] = Indexes(partition, self._values)
+        return self._indexes[partition.name]
+
+    def _values(self, partition: Partition, column: str, slots: Ints) -> pa.Array:
+        """Values of a scalar column at these slots: what the host reads of blocks, to narrow claims."""
+        field = partition.schema.field(column)
+        blocks, rows = _cells(partition, column, slots)
+        table = self._catalog.blocks
+        return owned(field, gather(field, blocks, rows, lambda index: self._blocks.column(table[index], field)))
+
+    def _applied(self, touched: Touched | None) -> None:
+        if touched is not None and touched.tasks is None and touched.partition.name in self._indexes:
+            self._indexes[touched.partition.name].touched(touched.slots)
+
+    def _drop_gone(self) -> list[str]:
+        """Blocks that no row needs any more are closed; their ids."""
+        gone, self._catalog.blocks.gone = self._catalog.blocks.gone, []
+        self._blocks.forget(gone)
+        return gone
+
+
+def schema_bytes(schema: pa.Schema) -> bytes:
+    """An Arrow IPC schema message."""
+    return schema.serialize().to_pybytes()
+
+
+def schema_from(data: bytes) -> pa.Schema:
+    """The schema of an Arrow IPC schema message."""
+    return pa.ipc.read_schema(pa.py_buffer(data))
+
+
+def _field(partition: Partition, name: str) -> pa.Field:
+    at = partition.schema.get_field_index(name)
+    if at < 0:
+        known = partition.schema.names
+        raise InputError(f"partition {partition.name!r} has no column {name!r}{did_you_mean(name, known)}")
+    return partition.schema.field(at)
+
+
+def _cells(partition: Partition, name: str, slots: Ints) -> tuple[Ints, Ints]:
+    """Block indexes and rows of a column's cells; −1 for slot −1 too."""
+    cells = partition.cells.get(name)
+    if cells is None:
+        return np.full(len(slots), -1, np.int32), np.zeros(len(slots), np.int32)
+    return np.where(slots >= 0, cells.block.data[slots], np.int32(-1)), cells.row.data[slots]
+
+
+def _refuse_missing(partition: Partition, ids: Sequence[str], slots: Ints, columns: Sequence[str]) -> None:
+    absent = {name: ~((slots >= 0) & partition.present(name, slots)) for name in columns}
+    if not any(flags.any() for flags in absent.values()) and (slots >= 0).all():
+        return
+    missing = {
+        ids[row]: [name for name in columns if absent[name][row]]
+        for row in np.flatnonzero(np.logical_or.reduce([slots < 0, *absent.values()])).tolist()
+    }
+    first, lacks = next(iter(missing.items()))
+    columns_of = f"columns {', '.join(map(repr, lacks))} of " if first in partition.index else ""
+    more = f", and {len(missing) - 1} more samples" if len(missing) > 1 else ""
+    raise MissingRows(
+        f"partition {partition.name!r}: {columns_of}sample {first!r}{more}: not there (never put, superseded or "
+        'cleared); pass missing="null" to get nulls',
+        missing,
+    )

@@ -1,0 +1,29 @@
+"""The rows of ``steps``: one per trained step, from the metrics that the store keeps with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from dataplane.sql.views import STEPS, ViewColumn
+from schemas.records import Step
+
+
+def steps_table(steps: Iterable[Step]) -> pa.Table:
+    """The trained steps and their metrics; what a run does not measure is null."""
+    rows = [
+        {"weight_version": s.step - 1, "samples": s.num_samples, **(s.metrics or {}), "step": s.step}
+        for s in steps
+        if s.trained_at is not None
+    ]
+    known = {column.name: column.type for column in STEPS}
+    names = list(dict.fromkeys([*known, *(name for row in rows for name in row)]))
+    return pa.table({name: pa.array([row.get(name) for row in rows], known.get(name, pa.float64())) for name in names})
+
+
+def steps_columns(table: pa.Table) -> tuple[ViewColumn, ...]:
+    """The columns of ``steps`` over *table*: those of any run, then what else this one measured."""
+    known = {column.name for column in STEPS}
+    others = [name for name in table.column_names if name not in known]
+    return (*STEPS, *(ViewColumn(name, pa.float64(), "a metric of this run", (name,)) for name in others))

@@ -1,0 +1,1 @@
+"""What flows: columns, batches, records and the run's configuration."""

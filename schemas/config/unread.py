@@ -1,0 +1,127 @@
+"""Settings that the chosen path would never read, as one table: a knob that does nothing is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from schemas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from schemas.config.run import RunConfig
+
+
+@dataclass(frozen=True)
+class Unread:
+    """``keys`` of ``section`` do nothing when ``when`` holds, because of what ``why`` says."""
+
+    section: str
+    keys: tuple[str, ...]
+    when: Callable[[RunConfig], bool]
+    why: str
+
+
+_KL = ("reference_policy_kl_type", "kl_input_clamp_value", "kl_output_clamp_value")
+_CLIP = ("ratio_clip_min", "ratio_clip_max", "ratio_clip_c")
+_BOUNDS = ("truncated_importance_sampling_ratio", "truncated_importance_sampling_ratio_min")
+_TRUNCATION = ("truncated_importance_sampling_type", *_BOUNDS)
+_PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+_GROUP = ("use_leave_one_out_baseline", "normalize_rewards")
+
+
+def _full(config: RunConfig) -> bool:
+    opd = config.on_policy_distillation
+    return opd.enabled and opd.full is not None and opd.full.enabled
+
+
+def _rewards_are_compared(config: RunConfig) -> bool:
+    return config.grpo.adv_estimator.name == "grpo" or config.on_policy_distillation.use_orm_advantage
+
+
+def _opd_without_rewards(config: RunConfig) -> bool:
+    return config.on_policy_distillation.enabled and not config.on_policy_distillation.use_orm_advantage
+
+
+TABLE: tuple[Unread, ...] = (
+    Unread("loss_fn", _KL, lambda c: c.loss_fn.reference_policy_kl_penalty == 0, "reference_policy_kl_penalty is 0"),
+    Unread(
+        "loss_fn",
+        (*_CLIP, "force_on_policy_ratio", "sequence_level_importance_ratios"),
+        lambda c: c.loss_fn.disable_ppo_ratio,
+        "disable_ppo_ratio leaves no ratio",
+    ),
+    Unread("loss_fn", _CLIP, lambda c: c.loss_fn.force_on_policy_ratio, "force_on_policy_ratio leaves nothing to clip"),
+    Unread(
+        "loss_fn",
+        _TRUNCATION,
+        lambda c: not c.loss_fn.use_importance_sampling_correction,
+        "use_importance_sampling_correction is false",
+    ),
+    Unread(
+        "loss_fn",
+        _BOUNDS,
+        lambda c: c.loss_fn.truncated_importance_sampling_type is None,
+        "truncated_importance_sampling_type is null",
+    ),
+    Unread(
+        "loss_fn",
+        (*_CLIP, *_TRUNCATION, "disable_ppo_ratio", "use_cispo", "use_importance_sampling_correction"),
+        _full,
+        "full-vocabulary distillation replaces the policy-gradient loss",
+    ),
+    Unread(
+        "grpo.adv_estimator",
+        _GROUP,
+        lambda c: not _rewards_are_compared(c),
+        "no outcome reward enters the advantage (on_policy_distillation.use_orm_advantage is false)",
+    ),
+    Unread(
+        "on_policy_distillation",
+        ("orm_advantage_weight", "nonfinite_teacher_keeps_reward"),
+        _opd_without_rewards,
+        "use_orm_advantage is false",
+    ),
+    Unread("trainer", _PARALLEL, lambda c: c.trainer.engine == "hf", "the hf engine trains on one rank"),
+    Unread(
+        "trainer.scheduler", ("min_lr_ratio",), lambda c: c.trainer.scheduler.decay == "constant", "decay is constant"
+    ),
+)
+
+#: What this version does not do; one line goes when what it names comes.
+NOT_YET: tuple[Unread, ...] = (
+    Unread("loss_fn", ("reference_policy_kl_penalty",), lambda _: True, "no reference policy is scored yet"),
+    Unread("on_policy_distillation", ("log_topk_stats",), lambda _: True, "no engine returns top-k yet"),
+    Unread("on_policy_distillation.full", ("enabled",), _full, "the whole distribution is not distilled yet"),
+    Unread("generator", ("replicas",), lambda _: True, "the run is one process yet"),
+    Unread("cluster", ("address",), lambda _: True, "the run is one process yet"),
+    Unread("store", ("retention",), lambda _: True, "every row is kept yet"),
+    Unread("failures", ("after_seal",), lambda _: True, "a sealed step only shrinks yet"),
+    Unread("logger", ("tensorboard",), lambda _: True, "metrics go to the store and metrics.jsonl only yet"),
+)
+
+
+def assert_every_setting_is_read(config: RunConfig) -> None:
+    """Raise for the first setting that differs from its default and that nothing would read."""
+    for row in (*TABLE, *NOT_YET):
+        if not row.when(config):
+            continue
+        section = section_of(config, row.section)
+        for key in (key for key in row.keys if is_changed(section, key)):
+            raise ConfigError(f"{row.section}.{key}: has no effect, because {row.why}; remove it")
+
+
+def section_of(config: RunConfig, path: str) -> BaseModel:
+    """The section at a dotted path."""
+    section: Any = config
+    for name in path.split("."):
+        section = getattr(section, name)
+    return section
+
+
+def is_changed(section: BaseModel, key: str) -> bool:
+    """Whether *key* differs from its default."""
+    default = type(section).model_fields[key].get_default(call_default_factory=True)
+    return getattr(section, key) != default

@@ -1,0 +1,1 @@
+"""Per-token advantages: one idea a file, put together by ``opd.OPDAdvantageEstimator``."""

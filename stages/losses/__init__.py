@@ -1,0 +1,1 @@
+"""What the trainer minimises, normalised over the whole global batch."""

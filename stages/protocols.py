@@ -1,0 +1,101 @@
+"""What a stage asks of an engine. Engines (HF, vLLM, Megatron) live with the workers and are passed in.
+
+Sequences are lists of token ids; log-probs come back one per token of the sequence, input-position aligned
+(entry t describes token t, entry 0 is 0.0), float32, at ``temperature``, over the full vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from schemas.batch import Batch
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample one response. Temperature 0 is greedy; its log-probs are those of temperature 1.
+
+    ``top_p`` and ``top_k`` cut what can be drawn; the log-prob recorded is still the full vocabulary's.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 16
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled response: its tokens, their log-probs, and why it ended ("stop" or "length")."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    finish_reason: str
+    weight_version: int
+    weight_version_max: int
+
+
+class ChatTokenizer(Protocol):
+    """Text to prompt ids and back; responses are never tokenised again."""
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+class Generator(Protocol):
+    """Samples responses from the student's current weights."""
+
+    #: Longest prompt plus response it takes, in tokens.
+    max_length: int
+
+    def generate(
+        self, sample_ids: Sequence[str], prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling]
+    ) -> list[Completion]:
+        """One completion per prompt. Noise depends on (seed, sample id, position) alone."""
+        ...
+
+
+class Scorer(Protocol):
+    """Scores given tokens under fixed weights."""
+
+    max_length: int
+    vocabulary_size: int
+
+    def logprobs(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[torch.Tensor]:
+        """Log-probs per sequence: a float32 tensor as long as the sequence."""
+        ...
+
+    def logits(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Raw logits per sequence, [length, V]: row t is what token t was drawn from; row 0 is 0."""
+        ...
+
+
+#: ``loss(current_logprobs_BS, micro_batch) -> scalar``; the micro-batch's share of the global batch's loss.
+MicroBatchLoss = Callable[["torch.Tensor", Batch], "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one optimizer step did."""
+
+    grad_norm: float
+    learning_rate: float
+    stepped: bool
+
+
+class TrainEngine(Scorer, Protocol):
+    """The student being trained."""
+
+    def forward_backward(self, batch: Batch, loss: MicroBatchLoss, temperature: float) -> float:
+        """Accumulate gradients over micro-batches; the sum of their losses."""
+        ...
+
+    def update(self) -> Update:
+        """One optimizer step on the accumulated gradients, which are then cleared."""
+        ...

@@ -1,0 +1,75 @@
+"""The backends under test: a new one is one more line in ``BACKENDS``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+
+from dataplane import DataPlane, open_plane
+from dataplane.local import LocalStorage
+from dataplane.memory import MemoryStorage
+from dataplane.storage import Storage
+
+#: From an empty directory to a function that opens the same storage each time it is called.
+BACKENDS: dict[str, Callable[[Path], Callable[[], Storage]]] = {
+    "local": lambda path: lambda: LocalStorage(path / "plane"),
+    "memory": lambda path: lambda storage=MemoryStorage(): storage,
+}
+
+TOKENS = pa.large_list(pa.int32())
+LOGPROBS = pa.large_list(pa.float32())
+
+COLUMNS = {
+    "prompt": pa.string(),
+    "group_id": pa.string(),
+    "teacher": pa.string(),
+    "input_ids": TOKENS,
+    "generation_logprobs": LOGPROBS,
+    "teacher_logprobs": LOGPROBS,
+    "reward": pa.float32(),
+}
+
+
+class FakeClock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Store:
+    """One place that planes open, close, crash on and open again."""
+
+    def __init__(self, storage: Callable[[], Storage], clock: FakeClock) -> None:
+        self._storage, self.clock = storage, clock
+
+    def open(self, mode: Literal["w", "r"] = "w", clock: Callable[[], float] | None = None) -> DataPlane:
+        return open_plane(self._storage(), mode, clock or self.clock)
+
+    def crash(self, plane: DataPlane) -> DataPlane:
+        """What the kernel does for a dead process: its lock goes, nothing else is done. The plane opened after it."""
+        plane.storage.close()
+        return self.open()
+
+    def blocks(self) -> set[str]:
+        return set(self._storage().blocks())
+
+
+def pipeline(plane: DataPlane) -> DataPlane:
+    """Partition ``train`` with the tasks generate → teacher → train."""
+    plane.create_partition("train", COLUMNS)
+    plane.declare_task("train", "generate", ["prompt"], ["input_ids", "generation_logprobs"])
+    plane.declare_task("train", "teacher", ["input_ids"], ["teacher_logprobs"])
+    plane.declare_task("train", "train", ["input_ids", "generation_logprobs", "teacher_logprobs"])
+    return plane
+
+

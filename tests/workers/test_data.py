@@ -1,0 +1,85 @@
+"""Prompts from files: what is usable, and what is said of the rest."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from schemas.config.job import DataSource
+from schemas.errors import InputError
+from workers.data import Order, load_prompts
+
+
+def load(tmp_path, *lines, **options):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return load_prompts([DataSource(path=str(path), **options)], "data.train")
+
+
+def test_text_messages_and_defaults_become_prompts(tmp_path):
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2?"}]
+    found = load(
+        tmp_path, {"prompt": "rev ab", "answer": "ba", "agent": "rev"}, {"messages": chat, "answer": 4}, agent="math"
+    )
+    assert [(p.text, p.answer, p.agent, p.prompt_id) for p in found.prompts] == [
+        ("rev ab", "ba", "rev", "rows:1"),
+        ("2+2?", "4", "math", "rows:2"),
+    ]
+    assert found.prompts[0].messages is None and json.loads(found.prompts[1].messages) == chat
+
+
+def test_rows_of_gym_environments_are_understood(tmp_path):
+    parts = [
+        {"role": "user", "content": [{"type": "input_text", "text": "which "}, {"type": "input_text", "text": "one?"}]}
+    ]
+    rows = [
+        {"responses_create_params": {"input": "what?"}, "agent_ref": {"name": "qa_agent"}, "expected_answer": "that"},
+        {"responses_create_params": {"input": parts}, "agent_ref": {"name": "mc_agent"}, "expected_answer": "B"},
+    ]
+    found = load(tmp_path, *rows, answer_field="expected_answer")
+    assert [(p.text, p.agent, p.answer) for p in found.prompts] == [
+        ("what?", "qa_agent", "that"),
+        ("which one?", "mc_agent", "B"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ('{"prompt": "x"', "not JSON"),
+        ("[1, 2]", "expected an object, got list"),
+        ({"agent": "a"}, "no prompt"),
+        ({"prompt": "  ", "agent": "a"}, "no prompt"),
+        ({"prompt": "x"}, "no agent"),
+        ({"prompt": "x", "agent": "a", "answer": [1]}, "answer: expected text or a number, got list"),
+        ({"messages": [{"content": "x"}], "agent": "a"}, "must be an object with role and content"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_image"}]}], "agent": "a"}, "type 'input_image'"),
+        ({"messages": [{"role": "assistant", "content": "x"}], "agent": "a"}, "the last message is the assistant's"),
+    ],
+)
+def test_an_unusable_row_is_reported_with_line_and_reason(tmp_path, row, reason):
+    found = load(tmp_path, {"prompt": "fine", "agent": "a"}, row)
+    assert len(found.prompts) == 1
+    assert "rows.jsonl:2: " in found.rejected[0] and reason in found.rejected[0]
+
+
+def test_nothing_usable_is_an_error_that_says_why(tmp_path):
+    with pytest.raises(InputError, match="no usable prompt in .*it is empty"):
+        load(tmp_path)
+    with pytest.raises(InputError, match=r"rows.jsonl:1: no agent"):
+        load(tmp_path, {"prompt": "x"})
+
+
+def test_a_missing_file_names_itself(tmp_path):
+    with pytest.raises(InputError, match="nowhere.jsonl.: no such file"):
+        load_prompts([DataSource(path=str(tmp_path / "nowhere.jsonl"))], "data.train")
+
+
+def test_order_takes_every_prompt_once_an_epoch_and_depends_on_the_seed_alone(tmp_path):
+    prompts = load(tmp_path, *({"prompt": f"p{i}", "agent": "a"} for i in range(7))).prompts
+    order = Order(prompts, seed=3)
+    first, second = [order[k].text for k in range(7)], [order[k].text for k in range(7, 14)]
+    assert sorted(first) == sorted(second) == [f"p{i}" for i in range(7)] and first != second
+    assert [Order(prompts, seed=3)[k].text for k in range(7)] == first
+    assert [Order(prompts, seed=4)[k].text for k in range(7)] != first

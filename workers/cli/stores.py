@@ -1,0 +1,24 @@
+"""RUN on the command line: a run directory, a store directory, or the URL of a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dataplane import DataPlane, open_plane
+from schemas.errors import InputError
+
+
+def store_of(run: str) -> str:
+    """Where the store of *run* is. Raises InputError when there is nothing there."""
+    if "://" in run:
+        return run
+    directory = Path(run)
+    if not directory.is_dir():
+        what = "is a file" if directory.exists() else "does not exist"
+        raise InputError(f"run {run!r}: {what}; expected a run directory, a store directory or a redis:// URL")
+    return str(directory / "plane" if (directory / "plane").is_dir() else directory)
+
+
+def open_store(run: str) -> DataPlane:
+    """The store of *run* for reading: a finished one, one that a job writes just now, or what a crash left."""
+    return open_plane(store_of(run), mode="r")

@@ -1,0 +1,186 @@
+"""The controller: the only one who knows the whole job. It moves no data; rows meet their workers in the store.
+
+    admit → (generate → teacher) → seal → (student → baseline → train) → publish → admit …
+
+Step n is trained on samples whose weights are at most ``max_staleness`` versions older than n − 1, updates the
+student once and publishes version n. Every wait has a deadline and says what it waits for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dataplane import DataPlane
+from schemas.columns import TRAIN
+from schemas.config import RunConfig
+from stages.protocols import Sampling
+from workers.admission import Route, admit
+from workers.checkpoints import drop_checkpoints
+from workers.data import Order
+from workers.executors import Executor
+from workers.report import Reporter
+from workers.resume import go_back, newest_checkpoint
+from workers.rundir import RunDir
+from workers.validation import Validation
+from workers.weights import drop_weights
+from workers.window import Window
+
+
+class Controller:
+    """Runs steps until ``grpo.max_num_steps`` are trained."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plane: DataPlane,
+        executor: Executor,
+        run_dir: RunDir,
+        *,
+        prompts: Order,
+        route: Route,
+        window: Window,
+        validation: Validation,
+        report: Reporter,
+    ) -> None:
+        self.config = config
+        self.plane = plane
+        self.executor = executor
+        self.run_dir = run_dir
+        self.prompts = prompts
+        self.route = route
+        self.window = window
+        self.validation = validation
+        self.report = report
+        self.trained = 0
+        #: Seconds of this step in which the controller waited for others.
+        self._elsewhere_s = 0.0
+        self.sealed = {step.step for step in plane.steps()}
+        self.sampling = Sampling(**config.generator.sampling.model_dump(exclude_none=True), seed=config.run.seed)
+
+    def resume(self) -> None:
+        """Continue after the newest complete checkpoint, in a new epoch."""
+        self.trained, path = newest_checkpoint(self.plane)
+        if path is not None:
+            self.call("trainer", "restore", path, what=f"restoring step {self.trained}")
+        go_back(self.plane, self.window, self.trained)
+        self.run_dir.write_metrics(self.plane.steps())
+
+    def run(self) -> None:
+        """From the newest weights to the last step."""
+        self.publish(self.trained)
+        if self.trained == 0:
+            self.validate()
+        while self.trained < self.config.grpo.max_num_steps:
+            step = self.trained + 1
+            started = time.perf_counter()
+            self.collect(step)
+            metrics = self.train(step)
+            self.publish(step)
+            metrics |= self._speed(metrics["trained_tokens"], time.perf_counter() - started)
+            metrics |= self.validate()
+            self.record(step, metrics)
+            self.checkpoint()
+
+    # -- one step -------------------------------------------------------------------------------------
+
+    def collect(self, step: int) -> None:
+        """Seal *step* as soon as its rows are generated and scored; a step sealed before a restart stands."""
+        if step in self.sealed:
+            return
+        members: list[str] = []
+
+        def ready() -> bool:
+            self.window.settle()
+            members.extend(self.window.next_members() or [])
+            return bool(members)
+
+        self.wait(ready, f"step {step}: {self.config.grpo.num_samples_per_step} generated and scored samples")
+        self.plane.seal(step, members)
+        self.sealed.add(step)
+
+    def admit(self) -> bool:
+        """Add as many prompts as the staleness window takes; whether there were any."""
+        room = self.window.room(max(self.sealed, default=0) + 1, self.trained)
+        first = self.window.admitted
+        groups = [(f"{admission:07d}", self.prompts[admission]) for admission in range(first, first + room)]
+        if groups:
+            generations = self.config.grpo.num_generations_per_prompt
+            self.window.add(
+                admit(self.plane, TRAIN, groups, route=self.route, sampling=self.sampling, generations=generations)
+            )
+        return bool(groups)
+
+    def train(self, step: int) -> dict[str, float]:
+        """Student log-probs, advantages and the update."""
+        metrics: dict[str, float] = self.call("trainer", "train_step", step, what=f"step {step}: training")
+        self.trained = step
+        return {"step": step, "weight_version": step - 1, "samples": len(self.plane.members(step)), **metrics}
+
+    def publish(self, version: int) -> None:
+        """Write the student's weights and tell the generators; forget versions that nobody may load any more."""
+        path = self.call("trainer", "publish", version, what=f"publishing version {version}")
+        self.plane.record_published(version, path)
+        drop_weights(self.run_dir.weights, before=version - self.config.grpo.async_grpo.window)
+
+    def validate(self) -> dict[str, float]:
+        """Greedy answers on held-out prompts, when it is time; their metrics."""
+        if not self.validation.due(self.trained, self.config.grpo.max_num_steps):
+            return {}
+        rows = self.validation.admit(self.plane, self.trained, self.route)
+        self.wait(lambda: self.validation.complete(self.plane), f"validation of version {self.trained}: {rows} answers")
+        metrics = self.validation.metrics(self.plane, self.trained)
+        metrics |= self.call("trainer", "measure_divergence", what="the exact KL")
+        self.plane.event("validated", version=self.trained, **metrics)
+        self.report.validated(self.trained, metrics)
+        return metrics
+
+    def record(self, step: int, metrics: dict[str, float]) -> None:
+        self.plane.record_trained(step, {name: float(value) for name, value in metrics.items()})
+        self.run_dir.append_metrics(self.plane.steps()[step - 1])
+        self.report.trained(step, metrics)
+
+    def checkpoint(self) -> None:
+        """A resumable state every period and after the last step."""
+        step = self.trained
+        if step % self.config.checkpointing.period and step != self.config.grpo.max_num_steps:
+            return
+        path = self.call("trainer", "checkpoint", step, what=f"checkpoint of step {step}")
+        self.plane.record_checkpoint(step, path)
+        drop_checkpoints(self.run_dir.checkpoints, self.config.checkpointing.keep)
+
+    def _speed(self, tokens: float, wall_s: float) -> dict[str, float]:
+        """Seconds of the step, and those spent in plane and controller code, summed over processes."""
+        controller_s = wall_s - self._elsewhere_s
+        self._elsewhere_s = 0.0
+        workers_s = sum(self.executor.submit(role, "take_plane_seconds").result() for role in self.executor.names())
+        return {"wall_s": wall_s, "plane_s": controller_s + workers_s, "tokens_per_s": tokens / wall_s}
+
+    # -- waiting --------------------------------------------------------------------------------------
+
+    def call(self, role: str, method: str, *arguments: Any, what: str) -> Any:
+        """Run a method of a role while admission goes on; its result."""
+        started = time.perf_counter()
+        call = self.executor.submit(role, method, *arguments)
+        self._elsewhere_s += time.perf_counter() - started
+        self.wait(call.done, what)
+        return call.result()
+
+    def wait(self, until: Callable[[], bool], what: str) -> None:
+        """Let the executor wait until *until* holds, and admit prompts meanwhile."""
+        self.report.waiting(what)
+        own_s = 0.0
+
+        def timed(work: Callable[[], bool]) -> bool:
+            nonlocal own_s
+            began = time.perf_counter()
+            answer = work()
+            own_s += time.perf_counter() - began
+            return answer
+
+        started = time.perf_counter()
+        self.executor.wait(
+            lambda: timed(until), what, deadline_s=self.config.failures.deadline_s, meanwhile=lambda: timed(self.admit)
+        )
+        self._elsewhere_s += time.perf_counter() - started - own_s

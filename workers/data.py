@@ -1,0 +1,179 @@
+"""Prompts: rows of JSON Lines files, or of a function, as the recipe names them.
+
+A row is ``{"prompt": text or "messages": [{role, content}…], "answer": …, "agent": …}``, or a NeMo-Gym row with
+``responses_create_params.input`` and ``agent_ref.name``. Rows that cannot be used are collected with file, line
+and reason; they are reported, never trained on and never a surprise.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schemas.config.job import DataSource
+from schemas.errors import InputError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One data row, ready to be admitted."""
+
+    prompt_id: str
+    text: str
+    messages: str | None
+    answer: str | None
+    agent: str
+    checker: str
+
+
+@dataclass
+class PromptSet:
+    """The usable rows of some sources, and a line about each row that is not."""
+
+    prompts: list[Prompt] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
+
+    def agents(self) -> list[str]:
+        return sorted({prompt.agent for prompt in self.prompts})
+
+
+class UnusableRow(ValueError):
+    """Why a data row cannot be a prompt."""
+
+
+def load_prompts(sources: Sequence[DataSource], what: str) -> PromptSet:
+    """Every row of *sources*. Raises InputError when a source is missing or nothing can be used."""
+    found = PromptSet()
+    names = _short_names(sources)
+    for source, name in zip(sources, names, strict=True):
+        for where, number, row in _rows(source):
+            try:
+                found.prompts.append(_prompt(row, source, f"{name}:{number}"))
+            except UnusableRow as reason:
+                found.rejected.append(f"{where}: {reason}")
+    if sources and not found.prompts:
+        listed = "".join(f"\n  {line}" for line in found.rejected[:5])
+        origin = ", ".join(source.path or str(source.generator) for source in sources)
+        raise InputError(f"{what}: no usable prompt in {origin}{listed or ' (it is empty)'}")
+    return found
+
+
+def _short_names(sources: Sequence[DataSource]) -> list[str]:
+    """The stem of each file, numbered where two share one."""
+    stems = [Path(source.path).stem if source.path else str(source.generator).rpartition(":")[2] for source in sources]
+    return [stem if stems.count(stem) == 1 else f"{stem}~{index}" for index, stem in enumerate(stems)]
+
+
+def _rows(source: DataSource) -> Iterator[tuple[str, int, Any]]:
+    """(where it stands, its number from 1, the row)."""
+    if source.path is None:
+        for number, row in enumerate(_generated(str(source.generator)), 1):
+            yield f"{source.generator} row {number}", number, row
+        return
+    path = Path(source.path)
+    if not path.is_file():
+        hint = "; `opd build-proxy runs/proxy` makes the quickstart's" if "proxy" in path.parts else ""
+        raise InputError(f"prompt file {source.path!r}: no such file{hint}")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield f"{path}:{number}", number, line
+
+
+def _generated(name: str) -> Iterable[Any]:
+    module, _, function = name.partition(":")
+    try:
+        return iter(getattr(importlib.import_module(module), function)())
+    except (ImportError, AttributeError, TypeError) as error:
+        raise InputError(f"data generator {name!r}: expected module:function that yields rows ({error})") from error
+
+
+def _prompt(row: Any, source: DataSource, prompt_id: str) -> Prompt:
+    if isinstance(row, bytes):
+        try:
+            row = json.loads(row)
+        except ValueError as error:
+            raise UnusableRow(f"not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise UnusableRow(f"expected an object, got {type(row).__name__}")
+    messages = _messages(row)
+    plain = len(messages) == 1 and messages[0]["role"] == "user"
+    return Prompt(
+        prompt_id=prompt_id,
+        text=messages[-1]["content"],
+        messages=None if plain else json.dumps(messages, ensure_ascii=False),
+        answer=_answer(row, source.answer_field),
+        agent=_agent(row, source),
+        checker=source.checker,
+    )
+
+
+def _messages(row: dict[str, Any]) -> list[dict[str, str]]:
+    gym = row.get("responses_create_params")
+    given = row.get("messages") or row.get("prompt") or (gym.get("input") if isinstance(gym, dict) else None)
+    if isinstance(given, str) and given.strip():
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list) or not given:
+        raise UnusableRow("no prompt: expected a text 'prompt' or a list 'messages' that is not empty")
+    messages = [_message(message) for message in given]
+    if messages[-1]["role"] == "assistant":
+        raise UnusableRow("the last message is the assistant's; expected one that it answers")
+    return messages
+
+
+def _message(message: Any) -> dict[str, str]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise UnusableRow(f"a message must be an object with role and content, got {str(message)[:60]}")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(_text_part(part) for part in content)
+    if not isinstance(content, str):
+        raise UnusableRow(f"the content of a message must be text, got {type(content).__name__}")
+    return {"role": message["role"], "content": content}
+
+
+def _text_part(part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) else None
+    if not isinstance(text, str):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        raise UnusableRow(f"a content part of type {kind!r}; only text can be used")
+    return text
+
+
+def _answer(row: dict[str, Any], name: str) -> str | None:
+    value = row.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    raise UnusableRow(f"{name}: expected text or a number, got {type(value).__name__}")
+
+
+def _agent(row: dict[str, Any], source: DataSource) -> str:
+    reference = row.get("agent") or row.get("agent_ref") or source.agent
+    name = reference.get("name") if isinstance(reference, dict) else reference
+    if not isinstance(name, str) or not name:
+        raise UnusableRow("no agent: expected an 'agent', or a default one on the data source")
+    return name
+
+
+class Order:
+    """Which prompt the k-th admission takes: a fresh permutation each epoch, decided by the seed alone."""
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
+        self.prompts = prompts
+        self.seed = seed
+        self._epoch, self._permutation = -1, np.empty(0, np.int64)
+
+    def __getitem__(self, admission: int) -> Prompt:
+        epoch, position = divmod(admission, len(self.prompts))
+        if epoch != self._epoch:
+            self._permutation = np.random.default_rng([self.seed, epoch]).permutation(len(self.prompts))
+            self._epoch = epoch
+        return self.prompts[self._permutation[position]]

@@ -1,0 +1,1 @@
+"""Model engines behind the protocols of :mod:`stages.protocols`."""

@@ -1,0 +1,96 @@
+"""Loading a Hugging Face checkpoint, and the forward pass every HF engine shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from schemas.errors import InputError
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def load_model(path: str | Path, dtype: str = "float32") -> torch.nn.Module:
+    """The causal language model at *path*, on the GPU if there is one. Raises InputError if it is not there."""
+    import transformers
+
+    if not (Path(path) / "config.json").is_file():
+        raise InputError(f"checkpoint {str(path)!r}: no config.json there; expected a directory for transformers")
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            str(path), dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        )
+    except (OSError, ValueError) as error:
+        raise InputError(f"checkpoint {str(path)!r}: cannot be loaded ({error})") from error
+    _refuse_rescaled_logits(model, path)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def _refuse_rescaled_logits(model: torch.nn.Module, path: str | Path) -> None:
+    """The engines compute logits as ``lm_head(h)``; models that do more to them would be scored wrongly."""
+    for name, neutral in (("final_logit_softcapping", None), ("logits_scaling", 1.0), ("logit_scale", 1.0)):
+        value = getattr(model.config, name, neutral)
+        if value not in (None, neutral):
+            raise InputError(
+                f"checkpoint {str(path)!r}: its logits are not lm_head(h) ({name}={value}); use another model"
+            )
+
+
+def max_positions(model: torch.nn.Module) -> int:
+    """Longest sequence the model was made for."""
+    return int(model.config.max_position_embeddings)
+
+
+def pad_right(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask, [B, S] each. Filler is id 0 and is never attended to."""
+    width = max(map(len, sequences))
+    ids = torch.zeros(len(sequences), width, dtype=torch.long)
+    mask = torch.zeros(len(sequences), width, dtype=torch.bool)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = torch.as_tensor(sequence)
+        mask[row, : len(sequence)] = True
+    return ids.to(device), mask.to(device)
+
+
+def token_logprobs(model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, temperature: float) -> torch.Tensor:
+    """log p(ids[t] | ids[<t]) at *temperature*, input-position aligned; [B, S], float32, column 0 is 0.
+
+    The vocabulary-wide logits exist for ``_CHUNK`` positions at a time, in the backward pass too.
+    """
+    hidden = model.base_model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+    scale = max(temperature, 0.0) or 1.0
+    pieces = [
+        checkpoint(
+            _gather_logprobs,
+            model.lm_head,
+            hidden[:, start:stop],
+            ids[:, start + 1 : stop + 1],
+            scale,
+            use_reentrant=False,
+        )
+        for start, stop in _chunks(ids.shape[1] - 1)
+    ]
+    first = hidden.new_zeros(len(ids), 1, dtype=torch.float32)
+    return torch.cat([first, *pieces], dim=1)
+
+
+_CHUNK = 512
+
+
+def _chunks(length: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, length, _CHUNK):
+        yield start, min(start + _CHUNK, length)
+
+
+def _gather_logprobs(
+    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    logits = head(hidden).float() / temperature
+    chosen = logits.gather(2, targets[..., None])[..., 0]
+    return chosen - torch.logsumexp(logits, dim=-1)

@@ -1,0 +1,53 @@
+"""``inline``: every role in the controller's own thread, for debugging, replay and deterministic tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dataplane import DataPlane
+from schemas.errors import DeadlinePassed
+from workers.executors import BuildRole, Call, Meanwhile
+from workers.roles import Role
+
+
+class _Finished:
+    """A call that ran at once."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        return self.value
+
+
+class InlineExecutor:
+    """One process, one thread. Turns are taken in a fixed order, so that a run repeats bit for bit."""
+
+    def __init__(self) -> None:
+        self.roles: dict[str, Role] = {}
+
+    def start(self, plane: DataPlane, roles: Mapping[str, BuildRole]) -> None:
+        self.roles = {name: build(plane) for name, build in roles.items()}
+
+    def names(self) -> Sequence[str]:
+        return list(self.roles)
+
+    def submit(self, role: str, method: str, *arguments: Any) -> Call:
+        return _Finished(getattr(self.roles[role], method)(*arguments))
+
+    def wait(self, until: Callable[[], bool], what: str, *, deadline_s: float, meanwhile: Meanwhile) -> None:
+        """Turns go round until *until* holds. Nobody else could help: a round in which nothing moves is the end."""
+        while not until():
+            moved = meanwhile()
+            moved |= any([role.turn() for role in self.roles.values()])
+            if not moved and not until():
+                raise DeadlinePassed(
+                    f"{what}: nothing is left that any worker could do; `opd sql` on the run shows its rows"
+                )
+
+    def stop(self) -> None:
+        self.roles.clear()

@@ -1,0 +1,140 @@
+"""A job: a recipe, its run directory, the store, an executor with its roles, and the controller over them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from dataplane import DataPlane, open_plane
+from schemas.config import RunConfig
+from schemas.config.resolved import save_resolved, versions
+from schemas.errors import InputError
+from stages.checkers import find_checker
+from stages.routing import resolve_reference_aliases, teacher_configs, teacher_configs_by_index
+from workers.admission import Route
+from workers.controller import Controller
+from workers.data import Order, PromptSet, load_prompts
+from workers.executors import BuildRole, Executor
+from workers.partitions import create_partitions, store_vocabulary
+from workers.report import Quiet, Reporter
+from workers.roles.generator import GeneratorRole
+from workers.roles.teacher import TeacherRole
+from workers.roles.trainer import TrainerRole
+from workers.rundir import RunDir
+from workers.tokenizer import HFTokenizer, refuse_other_vocabulary
+from workers.validation import Validation
+from workers.window import Window
+
+
+@dataclass
+class Inputs:
+    """What a run needs from outside, read and checked before anything heavy starts."""
+
+    train: PromptSet
+    validation: PromptSet
+    tokenizer: HFTokenizer
+    route: Route
+
+
+def read_inputs(config: RunConfig) -> Inputs:
+    """Prompts, tokenizers and routing. Raises InputError for whatever could not work later."""
+    train = load_prompts(config.data.train, "data.train")
+    held_out = load_prompts(config.data.validation, "data.validation")
+    for source in (*config.data.train, *config.data.validation):
+        find_checker(source.checker)
+    route = routing(config)
+    for agent in sorted({*train.agents(), *held_out.agents()}):
+        route(agent)
+    _check_checkpoints(config)
+    tokenizer = HFTokenizer(config.policy.tokenizer or config.policy.model)
+    for teacher in teacher_configs(config.on_policy_distillation):
+        refuse_other_vocabulary(tokenizer, HFTokenizer(teacher.model_name), teacher.alias)
+    return Inputs(train, held_out, tokenizer, route)
+
+
+def routing(config: RunConfig) -> Route:
+    """Agent to teacher alias; None for every agent when nothing is distilled."""
+    opd = config.on_policy_distillation
+    if not opd.enabled:
+        return lambda agent: None
+
+    def route(agent: str) -> str:
+        [alias] = resolve_reference_aliases(
+            [agent], opd.teacher_model_by_agent_name, opd.default_teacher_alias, opd.strict_agent_name_match
+        )
+        return alias
+
+    return route
+
+
+def _check_checkpoints(config: RunConfig) -> None:
+    needed = {"policy.model": config.policy.model} | {
+        f"teacher {teacher.alias!r}": teacher.model_name for teacher in teacher_configs(config.on_policy_distillation)
+    }
+    for what, path in needed.items():
+        if not (Path(path) / "config.json").is_file():
+            hint = "; `opd build-proxy runs/proxy` makes the quickstart's" if "proxy" in Path(path).parts else ""
+            raise InputError(f"{what}: no checkpoint at {path!r} (no config.json there){hint}")
+
+
+def run_job(
+    config: RunConfig,
+    inputs: Inputs,
+    run_dir: RunDir,
+    executor: Executor,
+    *,
+    resume: bool = False,
+    report: Reporter | None = None,
+) -> None:
+    """Run *config* to its last step. Raises JobFailed; what was finished is stored and can be resumed."""
+    run_dir.check(resume=resume)
+    run_dir.path.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        plane = stack.enter_context(
+            open_plane(config.store.url or str(run_dir.plane), durability=config.store.durability)
+        )
+        stack.callback(executor.stop)
+        save_resolved(config, run_dir.config)
+        inputs.tokenizer.save(run_dir.tokenizer)
+        vocabulary = len(inputs.tokenizer.vocabulary)
+        create_partitions(plane, config, vocabulary)
+        store_vocabulary(plane, inputs.tokenizer.fingerprint, inputs.tokenizer.vocabulary)
+        executor.start(plane, roles(config, run_dir))
+        controller = _controller(config, inputs, run_dir, plane, executor, report or Quiet())
+        if resume:
+            controller.resume()
+        teachers = teacher_configs_by_index(teacher_configs(config.on_policy_distillation))
+        plane.event(
+            "run_started", step=controller.trained, teachers=", ".join(t.model_name for t in teachers), **versions()
+        )
+        controller.run()
+
+
+def roles(config: RunConfig, run_dir: RunDir) -> dict[str, BuildRole]:
+    """What has to be hosted, by name."""
+
+    teachers = teacher_configs(config.on_policy_distillation)
+    return {
+        "generator": partial(GeneratorRole, config=config),
+        **{f"teacher:{teacher.alias}": partial(TeacherRole, config=config, teacher=teacher) for teacher in teachers},
+        "trainer": partial(TrainerRole, config=config, run_dir=run_dir),
+    }
+
+
+def _controller(
+    config: RunConfig, inputs: Inputs, run_dir: RunDir, plane: DataPlane, executor: Executor, report: Reporter
+) -> Controller:
+    needed = ("teacher_logprobs",) if config.on_policy_distillation.enabled else ("input_ids",)
+    return Controller(
+        config,
+        plane,
+        executor,
+        run_dir,
+        prompts=Order(inputs.train.prompts, config.run.seed),
+        route=inputs.route,
+        window=Window(plane, config, needed),
+        validation=Validation(config, inputs.validation.prompts, len(inputs.tokenizer.vocabulary)),
+        report=report,
+    )

@@ -1,0 +1,114 @@
+"""The one loop of every worker: claim, get, run the stage, commit."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from dataplane import Claim, DataPlane
+from schemas.arrays import to_arrow
+from schemas.batch import Batch
+from schemas.columns import REGISTRY
+from schemas.config.resolved import versions
+from schemas.errors import CorruptData
+from stages.base import Output, Stage
+
+_versions = cache(versions)
+
+
+@dataclass
+class Worker:
+    """Runs *stage* on the rows of *partition* that are ready for its task.
+
+    ``limit`` rows at once at most, narrowed by ``where``. With ``rows_may_fail``, what the stage raises is
+    recorded on the rows it was given and the worker goes on; else it is the job's failure.
+    """
+
+    plane: DataPlane
+    partition: str
+    stage: Stage
+    limit: int | None = None
+    where: Mapping[str, Sequence[str]] | None = None
+    lease_s: float = math.inf
+    rows_may_fail: bool = True
+    name: str = ""
+    #: Weights the stage runs with, if it runs a model that changes.
+    weight_version: int | None = None
+    #: Seconds spent in the store since they were last taken.
+    plane_s: float = 0.0
+
+    def run_once(self, step: int | None = None) -> Output | None:
+        """One turn; None when nothing is ready."""
+        started = time.perf_counter()
+        claim = self.plane.claim(
+            self.partition, self.stage.task, limit=self.limit, lease_s=self.lease_s, where=self.where, step=step
+        )
+        if claim is None:
+            self.plane_s += time.perf_counter() - started
+            return None
+        return self._work(claim, started)
+
+    def take_plane_seconds(self) -> float:
+        """Seconds spent in the store since the last call."""
+        taken, self.plane_s = self.plane_s, 0.0
+        return taken
+
+    def _work(self, claim: Claim, started: float) -> Output:
+        try:
+            batch = claim.batch
+        except CorruptData as error:
+            return self._give_up(claim, f"corrupt: {error}")
+        running = time.perf_counter()
+        self.plane_s += running - started
+        try:
+            output = aligned(self.stage(batch), batch)
+        except Exception as error:  # with rows_may_fail the error is data on the rows
+            if not self.rows_may_fail:
+                claim.release()
+                raise
+            return self._give_up(claim, f"stage_error: {type(error).__name__}: {error}")
+        committing = time.perf_counter()
+        lineage = {"worker": self.name, "weight_version": self.weight_version, "versions": _versions()}
+        claim.commit(output.columns, sample_ids=output.sample_ids, failed=output.failed, lineage=lineage)
+        self.plane_s += time.perf_counter() - committing
+        return output
+
+    def _give_up(self, claim: Claim, reason: str) -> Output:
+        failed = dict.fromkeys(claim.sample_ids, reason)
+        claim.fail(failed)
+        return Output([], {}, failed)
+
+
+def aligned(output: Output, batch: Batch) -> Output:
+    """*output* with every row failed whose token columns do not have one entry per token. Values never shift."""
+    tokens = {name: data for name, data in output.columns.items() if name in REGISTRY and REGISTRY[name].per == "token"}
+    if not tokens or not output.sample_ids:
+        return output
+    arrays = {name: to_arrow(data, REGISTRY[name].field, output.sample_ids) for name, data in tokens.items()}
+    lengths = {name: np.diff(array.offsets.to_numpy()) for name, array in arrays.items()}
+    expected = lengths["input_ids"] if "input_ids" in lengths else _lengths(batch, output.sample_ids)
+    bad = {
+        output.sample_ids[row]: f"misaligned: column {name!r} expected {expected[row]} values, got {got[row]}"
+        for name, got in lengths.items()
+        for row in np.flatnonzero(got != expected)
+    }
+    columns = {**output.columns, **arrays}
+    if not bad:
+        return Output(output.sample_ids, columns, output.failed, output.metrics)
+    keep = [row for row, sample_id in enumerate(output.sample_ids) if sample_id not in bad]
+    kept = Batch.of(output.sample_ids, columns).take(keep)
+    return Output(
+        kept.sample_ids, {name: kept.array(name) for name in columns}, {**output.failed, **bad}, output.metrics
+    )
+
+
+def _lengths(batch: Batch, sample_ids: Sequence[str]) -> np.ndarray:
+    """Tokens per sample, from whichever token column the stage read; [rows], int64."""
+    name = next(name for name in batch if name in REGISTRY and REGISTRY[name].per == "token")
+    by_id = dict(zip(batch.sample_ids, batch.lengths(name), strict=True))
+    return np.array([by_id[sample_id] for sample_id in sample_ids], dtype=np.int64)

@@ -1,0 +1,47 @@
+"""Going back to the newest complete checkpoint: a new epoch of the same run.
+
+Steps sealed after it are trained again from their stored generation and teacher columns. Rows not sealed yet
+whose weights are newer than the checkpoint wait for the generator again, and so do held-out answers by such weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from dataplane import DataPlane
+from schemas.columns import TRAIN, VALIDATION
+from workers.checkpoints import is_complete
+from workers.partitions import SAMPLED
+from workers.window import Window, group_of
+
+
+def newest_checkpoint(plane: DataPlane) -> tuple[int, str | None]:
+    """(step, path) of the newest checkpoint that is whole; (0, None) without one."""
+    whole = [(c.step, c.path) for c in plane.checkpoints() if is_complete(Path(c.path))]
+    return max(whole, default=(0, None))
+
+
+def go_back(plane: DataPlane, window: Window, step: int) -> None:
+    """Open the epoch that continues after *step*, and hand the window its open groups."""
+    plane.new_epoch(step)
+    lost = _newer_than(plane, TRAIN, step)
+    unsealed = set(plane.rows(TRAIN, sealed=False))
+    requeued = [sample_id for sample_id in lost if sample_id in unsealed]
+    if requeued:
+        plane.requeue(TRAIN, requeued, ["generate", "teacher"])
+    for partition in (VALIDATION, SAMPLED):
+        plane.clear(partition, _newer_than(plane, partition, step))
+    groups: dict[str, list[str]] = {}
+    everything = plane.rows(TRAIN)
+    for sample_id in everything:
+        groups.setdefault(group_of(sample_id), []).append(sample_id)
+    window.add(groups.values())
+    window.open = {group: ids for group, ids in groups.items() if unsealed.issuperset(ids)}
+
+
+def _newer_than(plane: DataPlane, partition: str, version: int) -> list[str]:
+    """Rows some token of which was sampled by weights newer than *version*."""
+    table = plane.table(partition, ["sample_id", "weight_version_max"])
+    return table.filter(pc.greater(table["weight_version_max"], version))["sample_id"].to_pylist()

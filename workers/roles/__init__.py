@@ -1,0 +1,29 @@
+"""Roles: what one process of a job hosts. An executor decides in which process that is.
+
+A role takes *turns* (``turn()``: one claim of each of its workers; False when there was nothing to do) and answers
+*calls* (its other public methods). Roles meet only in the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workers.loop import Worker
+
+
+class Role:
+    """Some workers that share a process, a model and a name."""
+
+    name: str
+    #: Workers that take turns by themselves, in this order.
+    workers: Sequence[Worker] = ()
+    #: Workers that run only when a call says so.
+    called: Sequence[Worker] = ()
+
+    def turn(self) -> bool:
+        """One claim of each worker; whether any had something to do."""
+        return any([worker.run_once() is not None for worker in self.workers])
+
+    def take_plane_seconds(self) -> float:
+        """Seconds that the role's workers spent in the store since the last call."""
+        return sum(worker.take_plane_seconds() for worker in (*self.workers, *self.called))

@@ -1,0 +1,75 @@
+"""The run directory and what stands where in it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.errors import InputError
+from schemas.records import Step
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def plane(self) -> Path:
+        return self.path / "plane"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer"
+
+    @property
+    def weights(self) -> Path:
+        """Published weight versions that generators may still load."""
+        return self.path / "weights"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    def check(self, *, resume: bool) -> None:
+        """Raise InputError, with the ways out, unless a run can start (or continue) here."""
+        exists = self.config.exists()
+        if exists and not resume:
+            raise InputError(
+                f"{self.path}: a run is there already; continue it with --resume, remove it, or give another --run-dir"
+            )
+        if resume and not exists:
+            raise InputError(f"{self.path}: no run to resume there (no {self.config.name}); start it without --resume")
+
+    def write_metrics(self, steps: Iterable[Step]) -> None:
+        """Render ``metrics.jsonl`` anew: one object a trained step."""
+        with self.metrics.open("w", encoding="utf-8") as file:
+            file.writelines(_line(step) for step in steps if step.metrics is not None)
+
+    def append_metrics(self, step: Step) -> None:
+        """Add the line of a step just trained."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(_line(step))
+
+
+def _line(step: Step) -> str:
+    """A trained step's metrics; NaN and infinities are null, whole numbers are written as such."""
+    values = {name: value if math.isfinite(value) else None for name, value in (step.metrics or {}).items()}
+    whole = {name: int(value) for name, value in values.items() if value is not None and value.is_integer()}
+    return json.dumps(values | whole) + "\n"

@@ -1,0 +1,36 @@
+"""Published weights: one safetensors file a version, complete or absent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from schemas.errors import CorruptData
+
+
+def publish_weights(directory: Path, version: int, tensors: dict[str, torch.Tensor]) -> Path:
+    """Write *version*; the file's path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"version_{version:06d}.safetensors"
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    save_file(tensors, partial, metadata={"weight_version": str(version)})
+    partial.rename(path)
+    return path
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a published version."""
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise CorruptData(f"published weights {path}: the file is gone; publish that version again") from None
+
+
+def drop_weights(directory: Path, before: int) -> None:
+    """Remove the files of versions older than *before*."""
+    for path in directory.glob("version_*.safetensors"):
+        if int(path.stem.removeprefix("version_")) < before:
+            path.unlink(missing_ok=True)
