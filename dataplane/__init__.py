@@ -7,7 +7,7 @@
 """
 
 from dataplane.claim import Claim
-from dataplane.opening import open_plane
+from dataplane.opening import connect, open_plane
 from dataplane.plane import DataPlane
 
-__all__ = ["Claim", "DataPlane", "open_plane"]
+__all__ = ["Claim", "DataPlane", "connect", "open_plane"]

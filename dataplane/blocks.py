@@ -25,6 +25,8 @@ from schemas.records import Block
 #: Parsed blocks kept for the next read; each holds one memory map (the kernel allows 65,530 a process).
 MAX_OPEN = 2048
 
+_OPTIONS = pa.ipc.IpcWriteOptions(allow_64bit=True)
+
 _SAMPLE_ID = pa.field(SAMPLE_ID, pa.string())
 
 
@@ -33,7 +35,7 @@ def encode(schema: pa.Schema, columns: Mapping[str, pa.Array], ids: Sequence[str
     fields = [*(schema.field(name) for name in columns), _SAMPLE_ID]
     arrays = [*map(canonical, columns.values()), pa.array(ids, pa.string())]
     sink = _Parts()
-    with pa.PythonFile(sink, mode="w") as file, pa.ipc.new_file(file, pa.schema(fields)) as writer:
+    with pa.PythonFile(sink, mode="w") as file, pa.ipc.new_file(file, pa.schema(fields), options=_OPTIONS) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=pa.schema(fields)))
     block = Block(
         id=_new_id(),
@@ -91,9 +93,9 @@ def decode(block: Block, data: BytesLike) -> pa.RecordBatch:
         raise CorruptData(f"block {block.id}: expected {block.size_bytes} bytes, got {size}; it was cut or overwritten")
     try:
         batch = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(data))).get_batch(0)
+        named = tuple(batch.schema.names) == block.columns and len(block.checksums) == len(block.columns)
     except (pa.ArrowException, OSError, ValueError, IndexError) as error:
         raise CorruptData(f"block {block.id}: not a readable Arrow file ({error})") from None
-    named = tuple(batch.schema.names) == block.columns and len(block.checksums) == len(block.columns)
     if not named or batch.num_rows != block.rows:
         raise CorruptData(f"block {block.id}: its columns or rows are not those of the journal")
     return batch
@@ -109,14 +111,18 @@ class BlockReader:
         self._guard = threading.Lock()
 
     def column(self, block: Block, field: pa.Field) -> pa.Array:
-        """The whole column as stored, shared: not to be written to. Raises CorruptData, BlockGone."""
+        """One column as :meth:`shared` gives it."""
+        return self.shared(block, [field])[0]
+
+    def shared(self, block: Block, fields: Iterable[pa.Field]) -> list[pa.Array]:
+        """Whole columns as stored, shared: not to be written to. Raises CorruptData, BlockGone."""
         with self._guard:
             batch = self._open.get(block.id)
             if batch is not None:
                 self._open.move_to_end(block.id)
         if batch is None:
             batch = self._keep(block)
-        return self._checked_column(block, batch, field)
+        return [self._checked_column(block, batch, field) for field in fields]
 
     def private(self, block: Block, fields: Iterable[pa.Field]) -> list[pa.Array]:
         """Whole columns in memory of the caller's own, mapped afresh: writing there reaches nobody else."""
@@ -155,7 +161,7 @@ def verify(block: Block, field: pa.Field, array: pa.Array) -> None:
     """Raise CorruptData unless *array* is valid, of the declared type, and has the journal's checksum."""
     what = f"block {block.id}, column {field.name!r}"
     if array.type != field.type:
-        raise CorruptData(f"{what}: expected type {field.type}, got {array.type}")
+        raise CorruptData(f"{what}: its type is not {field.type}")
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:

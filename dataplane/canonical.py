@@ -26,7 +26,7 @@ def check_type(name: str, kind: pa.DataType) -> None:
     if pa.types.is_struct(kind):
         for child in kind:
             check_type(f"{name}.{child.name}", child.type)
-    elif not (pa.types.is_primitive(kind) or _is(kind, _VARIABLE) or pa.types.is_decimal(kind)):
+    elif not (pa.types.is_primitive(kind) or _is(kind, (*_VARIABLE, pa.types.is_decimal, pa.types.is_null))):
         raise InputError(
             f"column {name!r}: type {kind} cannot be stored; expected numbers, booleans, times, text, binary, "
             "or lists and structs of them"
@@ -69,7 +69,7 @@ def _is_canonical(array: pa.Array) -> bool:
 def _parts(array: pa.Array) -> Iterator[memoryview]:
     """The bytes that count, buffer by buffer."""
     kind, buffers = array.type, array.buffers()
-    if array.null_count:
+    if array.null_count and buffers[0] is not None:
         yield _cut(buffers[0], -(-len(array) // 8))
     if _is(kind, _VARIABLE):
         first, last = _first_and_last(array)
@@ -83,7 +83,7 @@ def _parts(array: pa.Array) -> Iterator[memoryview]:
     elif pa.types.is_struct(kind):
         for child in _children(array):
             yield from _parts(child)
-    else:
+    elif not pa.types.is_null(kind):
         yield _cut(buffers[1], -(-len(array) * kind.bit_width // 8))
 
 

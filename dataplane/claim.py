@@ -71,7 +71,6 @@ class Claim:
     def release(self) -> None:
         """Give back the rows still leased; does nothing when the claim is over."""
         self._plane._writer.release(self.id)
-        self._open.clear()
 
     def __len__(self) -> int:
         return len(self.sample_ids)

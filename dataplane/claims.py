@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 import time
 from collections.abc import Sequence
 from itertools import count
@@ -38,10 +39,12 @@ class ClaimHost(CatalogReader):
         self._queues: dict[tuple[str, str], TaskQueue] = {}
         self._life = secrets.token_hex(3)  # claims of another life of the host are unknown to this one
         self._claims = count(1)
+        self._changed = threading.Condition(self._guard)
         try:
             self.refresh()
             self._journal.cut_tail()
-            self._write(records.Opened(time=clock(), format=records.FORMAT, pid=os.getpid()))
+            with self._guard:
+                self._write(records.Opened(time=clock(), format=records.FORMAT, pid=os.getpid()))
         except BaseException:
             storage.close()
             raise
@@ -143,11 +146,33 @@ class ClaimHost(CatalogReader):
             self._expire()
             return super().progress(partition)
 
+    def fail_claims(self, worker: str, error: str) -> int:
+        """Give up the rows that *worker* holds; their number. Raises InputError for an unknown error code."""
+        check_error(error)
+        with self._guard:
+            held = [lease for lease in self._catalog.leases.all() if lease.worker == worker]
+            for lease in held:
+                errors = dict.fromkeys(lease.numbers.tolist(), error)
+                self._write(records.Failed(time=self.clock(), partition=lease.partition, errors=errors))
+            return sum(len(lease.numbers) for lease in held)
+
+    def position(self) -> int:
+        """How many records the journal has."""
+        with self._guard:
+            return self._journal.seq
+
+    def wait(self, position: int, timeout_s: float) -> int:
+        """The journal's position once it is past *position*, or after *timeout_s*."""
+        with self._guard:
+            self._changed.wait_for(lambda: self._journal.seq > position, timeout_s)
+            return self._journal.seq
+
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _write(self, record: AnyRecord) -> None:
         """Journal first, then the catalog, then the files that nothing needs any more."""
         self._journal.append(record)
+        self._changed.notify_all()
         self._applied(self._catalog.apply(record))
         self._drop_gone()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from dataplane.blocks import BlockReader
 from dataplane.gather import gather, owned
+from dataplane.numbers import distinct
 from dataplane.storage import BlockGone
 from schemas.columns import SAMPLE_ID
 from schemas.records import Located
@@ -23,60 +25,64 @@ _MAP_FROM_BYTES = 128 << 10
 _MAX_SHARED = 16_384
 
 
-def fetch(reader: BlockReader, locate: Callable[[], Located], memory: Memory) -> pa.Table:
+def fetch(
+    reader: BlockReader, locate: Callable[[], Located], refresh: Callable[[], object], memory: Memory
+) -> pa.Table:
     """The located cells as a table.
 
-    A block that went between lookup and reading means that its rows were cleared, replaced or merged: look up once
-    more, which finds them elsewhere or raises MissingRows.
+    A block that went between lookup and reading means that its rows were cleared, replaced or merged meanwhile:
+    *refresh* and look again, which finds them elsewhere or raises MissingRows. Raises BlockGone when the block
+    is still the one to read: it is lost.
     """
-    try:
-        return _read(reader, locate(), memory)
-    except BlockGone:
-        return _read(reader, locate(), memory)
+    gone: set[str] = set()
+    while True:
+        located = locate()
+        try:
+            return _read(reader, located, memory)
+        except BlockGone as error:
+            if error.block in gone:
+                raise
+            gone.add(error.block)
+            refresh()
 
 
 def _read(reader: BlockReader, located: Located, memory: Memory) -> pa.Table:
     schema = pa.ipc.read_schema(pa.py_buffer(located.arrow_schema))
     if memory == "shared" and len(located.blocks) > _MAX_SHARED:
         memory = "copy"
-    fresh = _fresh_maps(reader, located, schema) if memory == "private" else {}
+    cells = [(np.frombuffer(c.block, np.int32), np.frombuffer(c.row, np.int32)) for c in located.cells]
+    used = [[block for block in distinct(blocks) if block >= 0] for blocks, _ in cells]
+    mapped = {i for i, b in enumerate(located.blocks) if memory == "private" and b.size_bytes >= _MAP_FROM_BYTES}
+    loaded = _load(reader, located, schema, used, mapped)
     columns = []
-    for at, (field, cells) in enumerate(zip(schema, located.cells, strict=True)):
+    for at, (field, (blocks, rows)) in enumerate(zip(schema, cells, strict=True)):
         if field.name == SAMPLE_ID:
             columns.append(pa.chunked_array([pa.array(located.ids, pa.string())]))
             continue
-        blocks, rows = np.frombuffer(cells.block, np.int32), np.frombuffer(cells.row, np.int32)
-
-        def column(block: int, field: pa.Field = field, at: int = at) -> pa.Array:
-            held = fresh.get((block, at))
-            return held if held is not None else reader.column(located.blocks[block], field)
-
-        chunks = gather(field, blocks, rows, column)
-        if memory == "copy" or (memory == "private" and not _all_private(fresh, blocks, at)):
-            columns.append(pa.chunked_array([owned(field, chunks)], field.type))
-        else:
-            columns.append(pa.chunked_array(chunks, field.type))
-    if not columns:
-        return pa.table({}).select([]) if not located.num_rows else _rows_only(located.num_rows)
-    return pa.table(columns, schema=schema)
+        chunks = gather(field, blocks, rows, partial(_loaded, loaded, at))
+        must_own = memory == "copy" or (memory == "private" and not mapped.issuperset(used[at]))
+        columns.append(pa.chunked_array([owned(field, chunks)] if must_own else chunks, field.type))
+    return pa.table(columns, schema=schema) if columns else _rows_only(located.num_rows)
 
 
-def _fresh_maps(reader: BlockReader, located: Located, schema: pa.Schema) -> dict[tuple[int, int], pa.Array]:
-    """Columns of the larger blocks in new private maps, by (block, column position)."""
+def _load(
+    reader: BlockReader, located: Located, schema: pa.Schema, used: list[list[int]], mapped: set[int]
+) -> dict[tuple[int, int], pa.Array]:
+    """Whole columns by (column position, block), each block opened once; those in *mapped* as private maps."""
     wanted: dict[int, list[int]] = {}
-    for at, cells in enumerate(located.cells):
-        for block in np.unique(np.frombuffer(cells.block, np.int32)).tolist():
-            if block >= 0 and located.blocks[block].size_bytes >= _MAP_FROM_BYTES:
-                wanted.setdefault(block, []).append(at)
-    maps = {}
+    for at, blocks in enumerate(used):
+        for block in blocks:
+            wanted.setdefault(block, []).append(at)
+    loaded = {}
     for block, positions in wanted.items():
-        arrays = reader.private(located.blocks[block], [schema.field(at) for at in positions])
-        maps.update({(block, at): array for at, array in zip(positions, arrays, strict=True)})
-    return maps
+        read = reader.private if block in mapped else reader.shared
+        arrays = read(located.blocks[block], [schema.field(at) for at in positions])
+        loaded.update({(at, block): array for at, array in zip(positions, arrays, strict=True)})
+    return loaded
 
 
-def _all_private(fresh: dict[tuple[int, int], pa.Array], blocks: np.ndarray, at: int) -> bool:
-    return all((block, at) in fresh for block in np.unique(blocks).tolist() if block >= 0)
+def _loaded(loaded: dict[tuple[int, int], pa.Array], at: int, block: int) -> pa.Array:
+    return loaded[at, block]
 
 
 def _rows_only(rows: int) -> pa.Table:

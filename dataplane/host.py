@@ -55,29 +55,35 @@ class CatalogHost(ClaimHost):
     ) -> bool:
         """Whether the block may be written; False if this put was done before. Raises InputError."""
         with self._guard:
-            if put_id is not None and put_id in self._catalog.put_ids:
-                return False
-            found = self._partition(partition)
-            check_put(found, ids, found.slots(found.find(ids)), columns, replace)
-            return True
+            return self._checked_put(partition, ids, columns, put_id, replace) is not None
+
+    def _checked_put(
+        self, partition: str, ids: Sequence[str], columns: Sequence[str], put_id: str | None, replace: bool
+    ) -> Ints | None:
+        """Row numbers of *ids*, −1 for new ones; None if this put was done before."""
+        if put_id is not None and put_id in self._catalog.put_ids:
+            return None
+        found = self._partition(partition)
+        numbers = found.find(ids)
+        check_put(found, ids, found.slots(numbers), columns, replace)
+        return numbers
 
     def put(self, request: PutRequest) -> bool:
         """Make a written block visible; False if this put was done before. Raises InputError."""
         with self._guard:
             columns = request.block.columns[:-1]
-            if not self.check_put(request.partition, request.ids, columns, request.put_id, request.replace):
+            numbers = self._checked_put(request.partition, request.ids, columns, request.put_id, request.replace)
+            if numbers is None:
                 return False
-            found = self._partition(request.partition)
-            numbers = found.find(request.ids)
-            new = numbers < 0
-            numbers[new] = found.next_number + np.arange(new.sum())
+            new = np.flatnonzero(numbers < 0)
+            numbers[new] = self._partition(request.partition).next_number + np.arange(len(new))
             self._write(
                 records.Put(
                     time=self.clock(),
                     partition=request.partition,
                     runs=to_runs(numbers),
                     block=request.block,
-                    ids=[request.ids[row] for row in np.flatnonzero(new).tolist()],
+                    ids=request.ids if len(new) == len(numbers) else [request.ids[row] for row in new.tolist()],
                     put_id=request.put_id,
                     replace=request.replace,
                     lineage=request.lineage,

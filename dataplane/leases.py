@@ -60,6 +60,10 @@ class Leases:
         """Leases of a task."""
         return [lease for lease in self._leases.values() if (lease.partition, lease.task) == (partition, task)]
 
+    def all(self) -> list[Lease]:
+        """Every lease that is not over."""
+        return list(self._leases.values())
+
     def expired(self, now: float) -> list[Lease]:
         """Leases whose time has passed, oldest deadline first. Asking costs nothing while none has."""
         over: dict[str, Lease] = {}

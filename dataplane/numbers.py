@@ -39,6 +39,13 @@ def run_length(runs: Sequence[int]) -> int:
     return sum(runs[1::2])
 
 
+def distinct(values: Ints) -> list[int]:
+    """Each value once, rising; quick where all are equal, as blocks of a batch mostly are."""
+    if len(values) and (values == values[0]).all():
+        return [int(values[0])]
+    return np.unique(values).tolist()
+
+
 class Grown:
     """A numpy array that grows at its end; use ``data`` with positions below the size its owner knows."""
 

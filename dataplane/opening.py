@@ -10,6 +10,7 @@ from dataplane.local import Durability, LocalStorage
 from dataplane.memory import MemoryStorage
 from dataplane.plane import DataPlane
 from dataplane.reader import Clock
+from dataplane.remote import RemoteHost
 from dataplane.storage import Storage
 from schemas.errors import InputError
 
@@ -28,6 +29,22 @@ def open_plane(
     if mode not in ("w", "r"):
         raise InputError(f"mode: expected 'w' or 'r', got {mode!r}")
     return DataPlane(_storage(url, mode, durability), mode, clock)
+
+
+def connect(address: str) -> DataPlane:
+    """The plane that another process hosts at *address* (its ``plane.address``): the same verbs.
+
+    Blocks are read and written directly, so the store itself must be within reach. What this connection claimed
+    goes back when it ends. Raises StoreError when nobody answers, InputError.
+    """
+    remote = RemoteHost(address)
+    try:
+        if remote.storage_url.startswith("memory://"):
+            raise InputError(f"the plane at {address} keeps its blocks in memory of its own process; host a directory instead")
+        return DataPlane(_storage(remote.storage_url, "r", "process"), remote=remote)
+    except BaseException:
+        remote.close()
+        raise
 
 
 def _storage(url: str | os.PathLike[str] | Storage, mode: str, durability: Durability) -> Storage:

@@ -13,7 +13,7 @@ cleared; then the arrays are packed and the numbers of the slots kept beside the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import repeat
 
 import numpy as np
@@ -71,9 +71,9 @@ class Partition:
 
     # -- names --------------------------------------------------------------------------------------------------------
 
-    def find(self, ids: Iterable[str]) -> Ints:
+    def find(self, ids: Collection[str]) -> Ints:
         """Row numbers of *ids*, −1 where there is none."""
-        return np.fromiter(map(self.index.get, ids, repeat(-1)), dtype=np.int64)
+        return np.fromiter(map(self.index.get, ids, repeat(-1)), dtype=np.int64, count=len(ids))
 
     def slots(self, numbers: Ints) -> Ints:
         """Slots of row numbers; −1 for rows that are gone."""

@@ -12,6 +12,7 @@ from dataplane.claim import Claim
 from dataplane.host import CatalogHost
 from dataplane.plane_reader import PlaneReader, Where, wanted
 from dataplane.reader import schema_bytes
+from dataplane.remote import RemoteHost
 from schemas import records
 from schemas.arrays import ColumnData, clean_text, to_arrow
 from schemas.columns import TRAIN, schema_of
@@ -76,6 +77,18 @@ class DataPlane(PlaneReader):
         """Give rows up (id to "code: detail"), whoever holds them."""
         self._writer.fail(partition, clean_text(dict(errors)))
 
+    def fail_claims(self, worker: str, error: str) -> int:
+        """Give up every row that *worker* holds ("code: detail"); their number."""
+        return self._writer.fail_claims(worker, error)
+
+    def position(self) -> int:
+        """How many records the journal has; it grows with every change."""
+        return self._writer.position()
+
+    def wait(self, position: int, timeout_s: float) -> int:
+        """The journal's position as soon as it is past *position*, at the latest after *timeout_s*."""
+        return self._writer.wait(position, timeout_s)
+
     def requeue(self, partition: str, ids: Sequence[str], tasks: Sequence[str]) -> None:
         """Supersede what *tasks* wrote on these rows; the rows, failed ones too, wait for them under a new attempt."""
         self._writer.requeue(partition, list(ids), list(tasks))
@@ -137,8 +150,8 @@ class DataPlane(PlaneReader):
     # -- inside -------------------------------------------------------------------------------------------------------
 
     @property
-    def _writer(self) -> CatalogHost:
-        if isinstance(self._host, CatalogHost):
+    def _writer(self) -> CatalogHost | RemoteHost:
+        if isinstance(self._host, (CatalogHost, RemoteHost)):
             return self._host
         raise StoreError(f"{self.url} is open read-only; open it with mode='w' to change it")
 
@@ -189,13 +202,23 @@ class DataPlane(PlaneReader):
         return block
 
 
+def _check_ids(ids: Sequence[str]) -> None:
+    """Texts that UTF-8 can hold. Raises InputError."""
+    try:
+        "".join(ids).encode()
+        good = all(ids)
+    except (TypeError, UnicodeEncodeError):
+        good = False
+    if not good:
+        wrong = next(i for i in ids if not isinstance(i, str) or not i or clean_text(i) != i)
+        raise InputError(f"sample ids are texts of at least one character, valid in UTF-8; got {wrong!r}")
+
+
 def _typed(
     schema: pa.Schema, partition: str, ids: Sequence[str], columns: Mapping[str, ColumnData]
 ) -> dict[str, pa.Array]:
     """*columns* as arrays of their declared types. Raises InputError."""
-    for sample_id in ids:
-        if not isinstance(sample_id, str) or not sample_id or clean_text(sample_id) != sample_id:
-            raise InputError(f"sample ids are texts of at least one character, valid in UTF-8; got {sample_id!r}")
+    _check_ids(ids)
     for name in columns:
         if name not in schema.names:
             raise InputError(f"partition {partition!r} has no column {name!r}{did_you_mean(name, schema.names)}")

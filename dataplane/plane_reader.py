@@ -15,11 +15,14 @@ from dataplane.follower import Follower
 from dataplane.host import CatalogHost
 from dataplane.journal import frames
 from dataplane.reader import Clock, schema_from
+from dataplane.remote import RemoteHost
+from dataplane.server import HostServer
 from dataplane.storage import Storage
 from schemas import records
 from schemas.batch import Batch
 from schemas.columns import TRAIN
-from schemas.errors import InputError, did_you_mean
+from schemas.errors import InputError, StoreError, did_you_mean
+from schemas.records import Located
 
 Where = Mapping[str, Any]
 
@@ -27,14 +30,23 @@ Where = Mapping[str, Any]
 class PlaneReader:
     """Reads blocks itself; which block has a value is asked of the host or of a follower's own catalog."""
 
-    def __init__(self, storage: Storage, mode: Literal["w", "r"] = "w", clock: Clock = time.time) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        mode: Literal["w", "r"] = "w",
+        clock: Clock = time.time,
+        remote: RemoteHost | None = None,
+    ) -> None:
         self.storage = storage
         self.url = storage.url
         self.mode = mode
         self._reader = BlockReader(storage)
-        self._host: CatalogHost | Follower
-        make = CatalogHost if mode == "w" else Follower
-        self._host = make(storage, self._reader, clock)
+        self._host: CatalogHost | Follower | RemoteHost
+        if remote is not None:
+            self._host = remote
+        else:
+            self._host = (CatalogHost if mode == "w" else Follower)(storage, self._reader, clock)
+        self._server: HostServer | None = None
         self._schemas: dict[str, pa.Schema] = {}
         self._closed = False
 
@@ -48,8 +60,27 @@ class PlaneReader:
         """Give up the store. Batches already read stay valid; leases end."""
         if not self._closed:
             self._closed = True
+            if self._server is not None:
+                self._server.close()
+            if isinstance(self._host, RemoteHost):
+                self._host.close()
             self._reader.close()
             self.storage.close()
+
+    @property
+    def address(self) -> str:
+        """What :func:`dataplane.connect` takes in another process of this machine; served from the first time it is asked."""
+        if isinstance(self._host, RemoteHost):
+            return self._host.address
+        if not isinstance(self._host, CatalogHost):
+            raise StoreError(f"{self.url} is open read-only, and hosts nothing; other processes open it read-only too")
+        if self._server is None:
+            self._server = HostServer(self._host)
+        return self._server.address
+
+    def take_served_seconds(self) -> float:
+        """Processor seconds spent on answers to other processes since the last call."""
+        return self._server.take_seconds() if self._server is not None else 0.0
 
     def get(
         self,
@@ -69,8 +100,11 @@ class PlaneReader:
             raise InputError(f"missing: expected 'raise' or 'null', got {missing!r}")
         ids = list(ids)
         memory: Memory = "copy" if copy else "private"
-        table = fetch(self._reader, lambda: self._host.locate(partition, ids, list(columns), missing), memory)
-        return Batch(ids, table, writable=True)
+
+        def locate() -> Located:
+            return self._host.locate(partition, ids, list(columns), missing)
+
+        return Batch(ids, fetch(self._reader, locate, self.refresh, memory), writable=True)
 
     def refresh(self) -> int:
         """Follow the writer: read what the journal has gained; the number of new records."""
@@ -125,7 +159,7 @@ class PlaneReader:
 
     def table(self, partition: str, columns: Sequence[str]) -> pa.Table:
         """*columns* (``sample_id`` too) of every row, in row order; missing is null. Shared memory: do not write."""
-        return fetch(self._reader, lambda: self._host.locate_all(partition, list(columns)), "shared")
+        return fetch(self._reader, lambda: self._host.locate_all(partition, list(columns)), self.refresh, "shared")
 
     def row_state(self, partition: str) -> pa.Table:
         """A row a row, in row order: error, step, trained, attempt, claimed, missing, complete."""

@@ -15,7 +15,7 @@ from dataplane.catalog import Catalog, Touched
 from dataplane.gather import gather, owned
 from dataplane.indexes import Indexes
 from dataplane.journal import Journal
-from dataplane.numbers import Bools, Ints, from_runs
+from dataplane.numbers import Bools, Ints, distinct, from_runs
 from dataplane.partition import Partition
 from dataplane.rowstate import progress_of, row_state_table
 from dataplane.storage import Storage
@@ -83,8 +83,7 @@ class CatalogReader:
     def _located(self, partition: Partition, slots: Ints, schema: pa.Schema) -> Located:
         cells = [_cells(partition, name, slots) for name in schema.names]
         ids = partition.ids_at(slots) if SAMPLE_ID in schema.names else []
-        used = np.unique(np.concatenate([np.unique(blocks) for blocks, _ in cells])) if cells else np.empty(0, np.int32)
-        used = used[used >= 0]
+        used = np.array(sorted({index for blocks, _ in cells for index in distinct(blocks)} - {-1}), dtype=np.int32)
         placed = [(np.where(b >= 0, np.searchsorted(used, b), -1).astype(np.int32), rows) for b, rows in cells]
         blocks = [self._catalog.blocks[index] for index in used.tolist()]
         packed = [Cells(b.tobytes(), rows.tobytes()) for b, rows in placed]

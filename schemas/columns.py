@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
 from schemas.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from schemas.config import OnPolicyDistillationFullConfig
 
 SAMPLE_ID = "sample_id"
 
@@ -68,6 +71,9 @@ def token(value_type: pa.DataType) -> pa.DataType:
     return pa.large_list(value_type)
 
 
+#: The k most likely ids of a token, or their log-probs; empty where none were taken.
+TOP_IDS, TOP_LOGPROBS = pa.list_(pa.int32()), pa.list_(pa.float32())
+
 SAMPLING = pa.struct(
     [
         ("temperature", pa.float32()),
@@ -114,6 +120,17 @@ REGISTRY: dict[str, Column] = {
             "teacher_logprobs", token(pa.float32()), "teacher", "log-prob of each token by the row's teacher", _NATS
         ),
         Column("teacher_index", pa.int32(), "teacher", "index into the teacher checkpoints recorded by the run"),
+        Column(
+            "teacher_topk_ids",
+            token(TOP_IDS),
+            "teacher",
+            "the teacher's most likely ids in place of each generated token, when topk_loss distils them",
+            "token id",
+            heavy=True,
+        ),
+        Column(
+            "teacher_topk_logprobs", token(TOP_LOGPROBS), "teacher", "their exact log-probs", _NATS, heavy=True
+        ),
         # -- student
         Column(
             "student_logprobs",
@@ -121,6 +138,36 @@ REGISTRY: dict[str, Column] = {
             "student",
             "log-prob of each token by the training engine at the start of the step",
             _NATS,
+        ),
+        # -- reference: only with a KL penalty
+        Column(
+            "reference_logprobs",
+            token(pa.float32()),
+            "reference",
+            "log-prob of each token by the student that the run started from",
+            _NATS,
+        ),
+        # -- top-k diagnostics, at the tokens that were picked for them
+        *(
+            column
+            for side in ("student", "teacher")
+            for column in (
+                Column(
+                    f"topk_stats_{side}_ids",
+                    token(TOP_IDS),
+                    f"topk_{side}",
+                    f"the {side}'s most likely ids in place of each token picked for top-k statistics",
+                    "token id",
+                ),
+                Column(f"topk_stats_{side}_logprobs", token(TOP_LOGPROBS), f"topk_{side}", "their log-probs", _NATS),
+                Column(
+                    f"topk_stats_{side}_logsumexp",
+                    token(pa.float32()),
+                    f"topk_{side}",
+                    f"logsumexp of all the {side}'s logits there; 0 where nothing was picked",
+                    _NATS,
+                ),
+            )
         ),
         # -- baseline
         Column("advantages", token(pa.float32()), "baseline", "per-token advantage that the loss uses", _NATS),
@@ -201,10 +248,40 @@ def _declared(name: str, given: pa.DataType | pa.Field) -> pa.Field:
     return known.field
 
 
+#: Columns with a vector per token; their type depends on a model's width, so a run declares them.
+HIDDEN_STATES, PAYLOAD_LOGITS, TEACHER_LOGITS = "payload_hidden_states", "payload_logits", "teacher_logits"
+
+#: What may be cleared before the rest of its row. A commit writes these into a block of their own.
+HEAVY = frozenset({HIDDEN_STATES, PAYLOAD_LOGITS, TEACHER_LOGITS, *(c.name for c in REGISTRY.values() if c.heavy)})
+
+#: How a payload's numbers are stored. Arrow has no bfloat16: its bits are kept as uint16, and the field says so.
+_PAYLOAD_TYPES = {"bfloat16": pa.uint16(), "float16": pa.float16(), "float32": pa.float32()}
+
+
 def teacher_logits(vocabulary_size: int) -> pa.Field:
     """The teacher's next-token logits, a vector per token: entry t is what token t was judged by; entry 0 is 0."""
-    vectors = pa.list_(pa.float32(), vocabulary_size)
-    return pa.field("teacher_logits", token(vectors), metadata={"unit": "logits, raw"})
+    return _vectors(TEACHER_LOGITS, "float32", vocabulary_size, "logits, raw")
+
+
+def opd_full_payload_field(full: OnPolicyDistillationFullConfig) -> str:
+    """Name of the column that holds what teachers ship for full-vocabulary distillation."""
+    return HIDDEN_STATES if full.teacher_payload == "hidden_states" else PAYLOAD_LOGITS
+
+
+def opd_full_teacher_index_field(full: OnPolicyDistillationFullConfig) -> str | None:
+    """Name of the column that says which teacher's head turns a row's states into logits; None for logits."""
+    return "teacher_index" if full.teacher_payload == "hidden_states" else None
+
+
+def payload(full: OnPolicyDistillationFullConfig, width: int) -> pa.Field:
+    """The payload column, a vector of *width* numbers per token: entry t is what token t was predicted from."""
+    unit = "final hidden state" if full.teacher_payload == "hidden_states" else "logits, raw"
+    return _vectors(opd_full_payload_field(full), full.payload_dtype, width, unit)
+
+
+def _vectors(name: str, dtype: str, width: int, unit: str) -> pa.Field:
+    metadata = {"unit": unit, "encoding": "bfloat16 as uint16"} if dtype == "bfloat16" else {"unit": unit}
+    return pa.field(name, token(pa.list_(_PAYLOAD_TYPES[dtype], width)), metadata=metadata)
 
 
 def written_by(task: str) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
     quarantine → sequence-error mask → advantages (stages/advantages/opd.py, or rewards alone) → diagnostics
 
 A row is masked, never dropped: it stays a member of its step with ``sample_mask`` false, advantages 0 and the
-reason in ``mask_reason``. The baselines need every row of the step at once, so a step is one unit of this stage.
+reason in ``mask_reason`` as "code: detail". ``bad_logprob``, ``misaligned`` and ``bad_reward`` are quarantine,
+``empty_response`` and ``seq_logprob_error`` are not. The baselines need every row of the step at once, so a step is
+one unit of this stage.
 """
 
 from __future__ import annotations
@@ -28,9 +30,6 @@ from stages.step_columns import StepColumns
 
 if TYPE_CHECKING:
     from schemas.config import RunConfig
-
-#: Codes that open a ``mask_reason``; the first three are quarantine.
-MASK_CODES = ("bad_logprob", "misaligned", "bad_reward", "empty_response", "seq_logprob_error")
 
 
 class Baseline:

@@ -19,7 +19,7 @@ from stages.protocols import Sampling
 from workers.admission import Route, admit
 from workers.checkpoints import drop_checkpoints
 from workers.data import Order
-from workers.executors import Executor
+from workers.executors import Executor, RoleLost
 from workers.report import Reporter
 from workers.resume import go_back, newest_checkpoint
 from workers.rundir import RunDir
@@ -54,7 +54,7 @@ class Controller:
         self.validation = validation
         self.report = report
         self.trained = 0
-        #: Seconds of this step in which the controller waited for others.
+        #: Processor seconds of this step that went into the executor, and through it into inline workers.
         self._elsewhere_s = 0.0
         self.sealed = {step.step for step in plane.steps()}
         self.sampling = Sampling(**config.generator.sampling.model_dump(exclude_none=True), seed=config.run.seed)
@@ -68,22 +68,35 @@ class Controller:
         self.run_dir.write_metrics(self.plane.steps())
 
     def run(self) -> None:
+        """To the last step; when the trainer is lost, from the newest checkpoint again."""
+        while True:
+            try:
+                return self._run()
+            except RoleLost as lost:
+                self.plane.event("restoring", worker=lost.role, reason=lost.reason)
+                self.resume()
+
+    def _run(self) -> None:
         """From the newest weights to the last step."""
         self.publish(self.trained)
         if self.trained == 0:
             self.validate()
         while self.trained < self.config.grpo.max_num_steps:
-            step = self.trained + 1
-            started = time.perf_counter()
-            self.collect(step)
-            metrics = self.train(step)
-            self.publish(step)
-            metrics |= self._speed(metrics["trained_tokens"], time.perf_counter() - started)
-            metrics |= self.validate()
-            self.record(step, metrics)
-            self.checkpoint()
+            self.step(self.trained + 1)
 
     # -- one step -------------------------------------------------------------------------------------
+
+    def step(self, step: int) -> None:
+        """Everything that makes one step, in order."""
+        started, own, self._elsewhere_s = time.perf_counter(), time.thread_time(), 0.0
+        self.collect(step)
+        metrics = self.train(step)
+        self.publish(step)
+        own_s = time.thread_time() - own - self._elsewhere_s
+        metrics |= self._speed(metrics["trained_tokens"], time.perf_counter() - started, own_s)
+        metrics |= self.validate()
+        self.record(step, metrics)
+        self.checkpoint()
 
     def collect(self, step: int) -> None:
         """Seal *step* as soon as its rows are generated and scored; a step sealed before a restart stands."""
@@ -96,7 +109,7 @@ class Controller:
             members.extend(self.window.next_members() or [])
             return bool(members)
 
-        self.wait(ready, f"step {step}: {self.config.grpo.num_samples_per_step} generated and scored samples")
+        self.wait(self.on_change(ready), f"step {step}: {self.config.grpo.num_samples_per_step} generated and scored samples")
         self.plane.seal(step, members)
         self.sealed.add(step)
 
@@ -129,7 +142,7 @@ class Controller:
         if not self.validation.due(self.trained, self.config.grpo.max_num_steps):
             return {}
         rows = self.validation.admit(self.plane, self.trained, self.route)
-        self.wait(lambda: self.validation.complete(self.plane), f"validation of version {self.trained}: {rows} answers")
+        self.wait(self.on_change(lambda: self.validation.complete(self.plane)), f"validation of version {self.trained}: {rows} answers")
         metrics = self.validation.metrics(self.plane, self.trained)
         metrics |= self.call("trainer", "measure_divergence", what="the exact KL")
         self.plane.event("validated", version=self.trained, **metrics)
@@ -150,22 +163,35 @@ class Controller:
         self.plane.record_checkpoint(step, path)
         drop_checkpoints(self.run_dir.checkpoints, self.config.checkpointing.keep)
 
-    def _speed(self, tokens: float, wall_s: float) -> dict[str, float]:
-        """Seconds of the step, and those spent in plane and controller code, summed over processes."""
-        controller_s = wall_s - self._elsewhere_s
-        self._elsewhere_s = 0.0
+    def _speed(self, tokens: float, wall_s: float, own_s: float) -> dict[str, float]:
+        """Seconds of the step, and processor seconds in plane and controller code, summed over processes."""
         workers_s = sum(self.executor.submit(role, "take_plane_seconds").result() for role in self.executor.names())
-        return {"wall_s": wall_s, "plane_s": controller_s + workers_s, "tokens_per_s": tokens / wall_s}
+        plane_s = own_s + workers_s + self.plane.take_served_seconds()
+        return {"wall_s": wall_s, "plane_s": plane_s, "tokens_per_s": tokens / wall_s}
 
     # -- waiting --------------------------------------------------------------------------------------
 
     def call(self, role: str, method: str, *arguments: Any, what: str) -> Any:
         """Run a method of a role while admission goes on; its result."""
-        started = time.perf_counter()
+        began = time.thread_time()
         call = self.executor.submit(role, method, *arguments)
-        self._elsewhere_s += time.perf_counter() - started
+        self._elsewhere_s += time.thread_time() - began
         self.wait(call.done, what)
         return call.result()
+
+    def on_change(self, check: Callable[[], bool]) -> Callable[[], bool]:
+        """*check*, asked again only when the store has changed."""
+        seen = -1
+
+        def changed() -> bool:
+            nonlocal seen
+            position = self.plane.position()
+            if position == seen:
+                return False
+            seen = position
+            return check()
+
+        return changed
 
     def wait(self, until: Callable[[], bool], what: str) -> None:
         """Let the executor wait until *until* holds, and admit prompts meanwhile."""
@@ -174,13 +200,13 @@ class Controller:
 
         def timed(work: Callable[[], bool]) -> bool:
             nonlocal own_s
-            began = time.perf_counter()
+            began = time.thread_time()
             answer = work()
-            own_s += time.perf_counter() - began
+            own_s += time.thread_time() - began
             return answer
 
-        started = time.perf_counter()
+        began = time.thread_time()
         self.executor.wait(
             lambda: timed(until), what, deadline_s=self.config.failures.deadline_s, meanwhile=lambda: timed(self.admit)
         )
-        self._elsewhere_s += time.perf_counter() - started - own_s
+        self._elsewhere_s += time.thread_time() - began - own_s

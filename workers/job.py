@@ -16,7 +16,7 @@ from stages.routing import resolve_reference_aliases, teacher_configs, teacher_c
 from workers.admission import Route
 from workers.controller import Controller
 from workers.data import Order, PromptSet, load_prompts
-from workers.executors import BuildRole, Executor
+from workers.executors import Executor, RoleSpec
 from workers.partitions import create_partitions, store_vocabulary
 from workers.report import Quiet, Reporter
 from workers.roles.generator import GeneratorRole
@@ -112,15 +112,15 @@ def run_job(
         controller.run()
 
 
-def roles(config: RunConfig, run_dir: RunDir) -> dict[str, BuildRole]:
-    """What has to be hosted, by name."""
-
-    teachers = teacher_configs(config.on_policy_distillation)
-    return {
-        "generator": partial(GeneratorRole, config=config),
-        **{f"teacher:{teacher.alias}": partial(TeacherRole, config=config, teacher=teacher) for teacher in teachers},
-        "trainer": partial(TrainerRole, config=config, run_dir=run_dir),
+def roles(config: RunConfig, run_dir: RunDir) -> dict[str, RoleSpec]:
+    """What has to be hosted, by name, and what it needs."""
+    generator = RoleSpec(partial(GeneratorRole, config=config), gpus=config.generator.gpus)
+    teachers = {
+        f"teacher:{teacher.alias}": RoleSpec(partial(TeacherRole, config=config, teacher=teacher))
+        for teacher in teacher_configs(config.on_policy_distillation)
     }
+    build = partial(TrainerRole, config=config, run_dir=run_dir)
+    return {"generator": generator, **teachers, "trainer": RoleSpec(build, gpus=config.trainer.gpus, stateful=True)}
 
 
 def _controller(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +18,16 @@ from schemas.columns import REGISTRY
 from schemas.config.resolved import versions
 from schemas.errors import CorruptData
 from stages.base import Output, Stage
+from workers.leases import renewing
 
 _versions = cache(versions)
+
+
+class Busy(NamedTuple):
+    """What a worker is doing, and since when (monotonic seconds)."""
+
+    what: str
+    since: float
 
 
 @dataclass
@@ -26,7 +35,8 @@ class Worker:
     """Runs *stage* on the rows of *partition* that are ready for its task.
 
     ``limit`` rows at once at most, narrowed by ``where``. With ``rows_may_fail``, what the stage raises is
-    recorded on the rows it was given and the worker goes on; else it is the job's failure.
+    recorded on the rows it was given and the worker goes on; else it is the job's failure. Rows that were claimed
+    before are then run one by one, so that a row that breaks or hangs its worker takes no other with it.
     """
 
     plane: DataPlane
@@ -39,22 +49,34 @@ class Worker:
     name: str = ""
     #: Weights the stage runs with, if it runs a model that changes.
     weight_version: int | None = None
-    #: Seconds spent in the store since they were last taken.
+    #: Processor seconds spent in the store since they were last taken.
     plane_s: float = 0.0
+    busy: Busy | None = None
 
     def run_once(self, step: int | None = None) -> Output | None:
         """One turn; None when nothing is ready."""
-        started = time.perf_counter()
+        started = time.thread_time()
         claim = self.plane.claim(
-            self.partition, self.stage.task, limit=self.limit, lease_s=self.lease_s, where=self.where, step=step
+            self.partition,
+            self.stage.task,
+            limit=self.limit,
+            lease_s=self.lease_s,
+            where=self.where,
+            step=step,
+            worker=self.name,
         )
         if claim is None:
-            self.plane_s += time.perf_counter() - started
+            self.plane_s += time.thread_time() - started
             return None
-        return self._work(claim, started)
+        self.busy = Busy(f"{self.stage.task}, {len(claim)} samples", time.monotonic())
+        try:
+            with renewing(claim, self.lease_s):
+                return self._work(claim, started)
+        finally:
+            self.busy = None
 
     def take_plane_seconds(self) -> float:
-        """Seconds spent in the store since the last call."""
+        """Processor seconds spent in the store since the last call."""
         taken, self.plane_s = self.plane_s, 0.0
         return taken
 
@@ -63,19 +85,26 @@ class Worker:
             batch = claim.batch
         except CorruptData as error:
             return self._give_up(claim, f"corrupt: {error}")
-        running = time.perf_counter()
-        self.plane_s += running - started
+        self.plane_s += time.thread_time() - started
+        if claim.attempt == 1 or not self.rows_may_fail:
+            return self._run(claim, batch)
+        for row in range(len(batch)):
+            output = self._run(claim, batch.take([row]))
+        return output
+
+    def _run(self, claim: Claim, batch: Batch) -> Output:
+        """The stage on *batch*, some or all of the claim's rows, and its commit."""
         try:
             output = aligned(self.stage(batch), batch)
         except Exception as error:  # with rows_may_fail the error is data on the rows
             if not self.rows_may_fail:
                 claim.release()
                 raise
-            return self._give_up(claim, f"stage_error: {type(error).__name__}: {error}")
-        committing = time.perf_counter()
+            output = Output([], {}, dict.fromkeys(batch.sample_ids, f"stage_error: {type(error).__name__}: {error}"))
+        committing = time.thread_time()
         lineage = {"worker": self.name, "weight_version": self.weight_version, "versions": _versions()}
         claim.commit(output.columns, sample_ids=output.sample_ids, failed=output.failed, lineage=lineage)
-        self.plane_s += time.perf_counter() - committing
+        self.plane_s += time.thread_time() - committing
         return output
 
     def _give_up(self, claim: Claim, reason: str) -> Output:

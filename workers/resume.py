@@ -37,8 +37,7 @@ def go_back(plane: DataPlane, window: Window, step: int) -> None:
     everything = plane.rows(TRAIN)
     for sample_id in everything:
         groups.setdefault(group_of(sample_id), []).append(sample_id)
-    window.add(groups.values())
-    window.open = {group: ids for group, ids in groups.items() if unsealed.issuperset(ids)}
+    window.restore(groups, unsealed)
 
 
 def _newer_than(plane: DataPlane, partition: str, version: int) -> list[str]:

@@ -44,6 +44,11 @@ class RunDir:
         return self.path / "weights"
 
     @property
+    def logs(self) -> Path:
+        """A file per worker process."""
+        return self.path / "logs"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 

@@ -51,6 +51,12 @@ class Window:
             self.open[group_of(ids[0])] = ids
             self.admitted += 1
 
+    def restore(self, groups: dict[str, list[str]], unsealed: set[str]) -> None:
+        """Start over with the groups that the store has; those of which nothing is sealed are open."""
+        self.admitted = len(groups)
+        self.open = {group: ids for group, ids in groups.items() if unsealed.issuperset(ids)}
+        self.replaced.clear()
+
     def settle(self) -> bool:
         """Retry what failed and may be tried again, forget groups with no row left; whether anything changed."""
         failed = self._failed()

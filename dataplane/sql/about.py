@@ -31,7 +31,7 @@ def _described(planner: Planner, view: str) -> pa.Table:
         {
             "column_name": [column.name for column in columns],
             "column_type": _types(planner.connection, view),
-            "unit": [column.unit or None for column in columns],
+            "unit": [column.unit for column in columns],
             "doc": [column.doc for column in columns],
         }
     )

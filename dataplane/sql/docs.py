@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import pyarrow as pa
-
+from dataplane.sql.readable import type_name
 from dataplane.sql.views import BLOCKS, EVENTS, SAMPLES, STEPS, TOKENS, VIEW_DOCS, ViewColumn
 from schemas.columns import REGISTRY
 
@@ -46,27 +45,16 @@ def columns_page() -> str:
 def _lines() -> Iterator[str]:
     yield _HEAD
     yield ""
-    stored = [(f"`{c.name}`", f"`{_type(c.type)}`", c.per, c.writer, c.unit, c.doc) for c in REGISTRY.values()]
+    stored = [(f"`{c.name}`", f"`{type_name(c.type)}`", c.per, c.writer, c.unit, c.doc) for c in REGISTRY.values()]
     yield from _table(("column", "type", "per", "written by", "unit", "meaning"), stored)
     yield from ("", "## SQL views", "")
     yield "Ask them with `opd sql RUN QUERY` or `plane.sql(query)`. Rows of the partition `vocabulary` are no samples."
     for name, columns in _VIEWS.items():
         yield from ("", f"### `{name}`: {VIEW_DOCS[name]}", "")
-        rows = [(f"`{c.name}`", f"`{_type(c.type)}`", c.unit, c.doc) for c in columns]
+        rows = [(f"`{c.name}`", f"`{type_name(c.type)}`", c.unit, c.doc) for c in columns]
         yield from _table(("column", "type", "unit", "meaning"), rows)
         if name in _AFTER:
             yield from ("", _AFTER[name])
-
-
-def _type(type_: pa.DataType) -> str:
-    """An Arrow type without the names of list items."""
-    if pa.types.is_large_list(type_) or pa.types.is_list(type_):
-        return f"{'large_list' if pa.types.is_large_list(type_) else 'list'}<{_type(type_.value_type)}>"
-    if pa.types.is_struct(type_):
-        return "struct<" + ", ".join(f"{field.name}: {_type(field.type)}" for field in type_) + ">"
-    if pa.types.is_map(type_):
-        return f"map<{_type(type_.key_type)}, {_type(type_.item_type)}>"
-    return str(type_)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

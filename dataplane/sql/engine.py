@@ -27,9 +27,9 @@ class Engine:
     """A connection that knows the views of one or several stores: a context manager, for one query."""
 
     def __init__(self, reader: Reader, attach: Mapping[str, Reader], limits: Limits) -> None:
-        self.limits = limits
         self.sources = {"": Source(reader)} | {f"{_schema(name)}.": Source(other) for name, other in attach.items()}
         self.connection = session.connect(limits)
+        self.attended = session.Attended(self.connection, limits.timeout_s)
         for name in map(_schema, attach):
             self.connection.execute(f"create schema {name}")
         views = {prefix + view: cs for prefix, source in self.sources.items() for view, cs in source.views.items()}
@@ -40,27 +40,23 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.attended.close()
         self.connection.close()
 
     def table(self, query: str, parameters: Any = None) -> pa.Table:
         """The whole result."""
         if (answer := about(self.planner, query)) is not None:
             return answer
-        with session.time_limit(self.connection, self.limits.timeout_s), self._explaining(query):
-            self._prepare(query, parameters)
-            return self.connection.sql(query, params=parameters).to_arrow_table(BATCH_ROWS)
+        with self._explaining(query):
+            return self.attended(lambda: self._relation(query, parameters).to_arrow_table(BATCH_ROWS))
 
-    @contextmanager
-    def batches(self, query: str, parameters: Any = None) -> Iterator[pa.RecordBatchReader]:
-        """The result as it is made; the time limit includes what the caller does with it."""
+    def batches(self, query: str, parameters: Any = None) -> pa.RecordBatchReader:
+        """The result as it is made, to be read while this is open; the time limit includes what the caller does."""
         if (answer := about(self.planner, query)) is not None:
-            yield answer.to_reader()
-            return
-        with session.time_limit(self.connection, self.limits.timeout_s):
-            with self._explaining(query):
-                self._prepare(query, parameters)
-                made = self.connection.sql(query, params=parameters).to_arrow_reader(BATCH_ROWS)
-            yield pa.RecordBatchReader.from_batches(made.schema, self._each(made, query))
+            return answer.to_reader()
+        with self._explaining(query):
+            made = self.attended(lambda: self._relation(query, parameters).to_arrow_reader(BATCH_ROWS))
+        return pa.RecordBatchReader.from_batches(made.schema, self._each(made, query))
 
     def reads(self, query: str, parameters: Any = None) -> list[Read]:
         """What the query reads of the stores, without running it."""
@@ -68,6 +64,10 @@ class Engine:
             with self._explaining(query):
                 self._prepare(query, parameters)
         return [read for source in self.sources.values() for read in source.reads]
+
+    def _relation(self, query: str, parameters: Any) -> duckdb.DuckDBPyRelation:
+        self._prepare(query, parameters)
+        return self.connection.sql(query, params=parameters)
 
     def _prepare(self, query: str, parameters: Any) -> None:
         needed = self.planner.needed(session.parse(self.connection, query), parameters)
@@ -78,11 +78,11 @@ class Engine:
     def _each(self, made: pa.RecordBatchReader, query: str) -> Iterator[pa.RecordBatch]:
         while True:
             try:
-                batch = made.read_next_batch()
-            except StopIteration:
-                return
+                batch = self.attended(lambda: next(made, None))
             except OSError as error:  # how Arrow passes on what DuckDB raised
                 raise explained(error, self._names(), query) from None
+            if batch is None:
+                return
             yield batch
 
     @contextmanager

@@ -11,7 +11,6 @@ import pyarrow as pa
 from dataplane.sql.readable import as_readable, readable
 from dataplane.sql.steps import steps_columns, steps_table
 from dataplane.sql.views import BLOCKS, EVENTS, SAMPLES, STATE_PREFIX, TOKENS, VOCABULARY, ViewColumn
-from dataplane.storage import BlockGone
 from schemas.columns import REGISTRY, SAMPLE_ID
 from schemas.errors import StoreError
 from schemas.records import Step
@@ -89,10 +88,7 @@ class Source:
         """
         for _ in range(_ATTEMPTS):
             ids = self.reader.ids(partition)
-            try:
-                table = self.reader.table(partition, stored) if stored else pa.table({})
-            except BlockGone:
-                continue
+            table = self.reader.table(partition, stored) if stored else pa.table({})
             state = self.reader.row_state(partition) if with_state else pa.table({})
             if self.reader.ids(partition)[: len(ids)] == ids:
                 return ids, table.slice(0, len(ids)), state.slice(0, len(ids))

@@ -19,8 +19,6 @@ _POINTER = re.compile(r"\n\nLINE \d+:.*", re.DOTALL)
 def explained(error: Exception, views: Mapping[str, Iterable[str]], query: str = "") -> InputError:
     """The InputError that says what DuckDB's *error* says; *views* maps the known views to their columns."""
     text = _POINTER.sub("", str(error)).strip()
-    if text.startswith("INTERRUPT"):  # only the time limit interrupts
-        return InputError("query: stopped, it took longer than it may; narrow it, or allow it more time")
     if text.startswith("Out of Memory"):
         return InputError(f"query: needs more memory than it may use; narrow or aggregate it ({_first_line(text)})")
     if found := _COLUMN.search(text):

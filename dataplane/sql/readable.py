@@ -1,4 +1,4 @@
-"""The few Arrow types that a store can hold and DuckDB cannot read, and what they become in SQL."""
+"""Types: the few Arrow types that a store can hold and DuckDB cannot read, and how people read them."""
 
 from __future__ import annotations
 
@@ -25,3 +25,16 @@ def readable(type_: pa.DataType) -> pa.DataType:
 def as_readable(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
     """*column* in its readable type; itself where that is the type it has."""
     return column if column.type == type_ else column.cast(type_)
+
+
+def type_name(type_: pa.DataType) -> str:
+    """An Arrow type in words, without the names of list items."""
+    if pa.types.is_large_list(type_) or pa.types.is_list(type_):
+        return f"{'large_list' if pa.types.is_large_list(type_) else 'list'}<{type_name(type_.value_type)}>"
+    if pa.types.is_fixed_size_list(type_):
+        return f"{type_name(type_.value_type)}[{type_.list_size}]"
+    if pa.types.is_struct(type_):
+        return "struct<" + ", ".join(f"{field.name}: {type_name(field.type)}" for field in type_) + ">"
+    if pa.types.is_map(type_):
+        return f"map<{type_name(type_.key_type)}, {type_name(type_.item_type)}>"
+    return str(type_)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dataplane.sql.engine import Engine
 from dataplane.sql.load import Reader
@@ -45,8 +44,8 @@ def stream_sql(
     limits: Limits | None = None,
 ) -> Iterator[pa.RecordBatchReader]:
     """The same as record batches, made as they are read, for results larger than memory."""
-    with Engine(reader, attach or {}, limits or Limits()) as engine, engine.batches(query, parameters) as batches:
-        yield batches
+    with Engine(reader, attach or {}, limits or Limits()) as engine:
+        yield engine.batches(query, parameters)
 
 
 def explain_sql(
@@ -71,7 +70,7 @@ def _whole_numbers(table: pa.Table) -> pa.Table:
     for index, field in enumerate(table.schema):
         if pa.types.is_decimal(field.type) and field.type.scale == 0:
             try:
-                table = table.set_column(index, field.name, pc.cast(table.column(index), pa.int64()))
+                table = table.set_column(index, field.name, table.column(index).cast(pa.int64()))
             except pa.ArrowInvalid:  # larger than 64 bits: stays exact as it is
                 continue
     return table

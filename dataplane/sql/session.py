@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import TypeVar
 
 import duckdb
 
@@ -20,6 +21,9 @@ _READ_ONLY = ("SELECT", "EXPLAIN", "MULTI")
 
 _COMMENTS = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
 _EXPLAIN = re.compile(_COMMENTS + r"explain\b(?:\s+analyze\b)?(?:\s*\([^)]*\))?", re.IGNORECASE | re.DOTALL)
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -94,13 +98,32 @@ def _refused(kind: str) -> InputError:
     return InputError(f"query: {kind} statements are not possible, a query only reads; use SELECT, SHOW, DESCRIBE, …")
 
 
-@contextmanager
-def time_limit(connection: duckdb.DuckDBPyConnection, timeout_s: float) -> Iterator[None]:
-    """Interrupts what the connection runs when the body takes longer."""
-    timer = threading.Timer(timeout_s, connection.interrupt)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+class Attended:
+    """Runs a connection's work in a thread beside the caller's, which can then stop it: at its time, or on Ctrl-C."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, timeout_s: float) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._thread = ThreadPoolExecutor(1, "query")
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """The result of *work*. Raises InputError when the time is over."""
+        running = self._thread.submit(work)
+        try:
+            return running.result(max(0.0, self._deadline - time.monotonic()))
+        except TimeoutError:
+            self._stop(running)
+            raise InputError(f"query: stopped after {self._timeout_s:g} s; narrow it, or allow it more time") from None
+        except KeyboardInterrupt:
+            self._stop(running)
+            raise
+
+    def _stop(self, running: Future[T]) -> None:
+        while not running.done():
+            self._connection.interrupt()
+            wait([running], timeout=0.05)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()

@@ -19,7 +19,14 @@ def steps_table(steps: Iterable[Step]) -> pa.Table:
     ]
     known = {column.name: column.type for column in STEPS}
     names = list(dict.fromkeys([*known, *(name for row in rows for name in row)]))
-    return pa.table({name: pa.array([row.get(name) for row in rows], known.get(name, pa.float64())) for name in names})
+    return pa.table({name: _column([row.get(name) for row in rows], known.get(name, pa.float64())) for name in names})
+
+
+def _column(values: list[float | None], type_: pa.DataType) -> pa.Array:
+    """Counts are recorded as floats, as every metric is; one that is no whole number is no count: null."""
+    if pa.types.is_integer(type_):
+        values = [int(value) if value is not None and float(value).is_integer() else None for value in values]
+    return pa.array(values, type_)
 
 
 def steps_columns(table: pa.Table) -> tuple[ViewColumn, ...]:

@@ -86,13 +86,13 @@ _STEP = _state("step", pa.int32(), "the step that the sample belongs to; null un
 def _status_sql() -> str:
     """What became of a row. A member of a trained step is in its loss or masked, whatever else befell it."""
     by_code = " ".join(f"when {literal(c)} then {literal(s)}" for c, s in FAILURE_CODES.items() if s != "failed")
-    return (
-        "case when \"row.trained\" then case when \"sample_mask\" is false then 'masked' else 'trained' end "
-        f"when \"row.error\" is not null then case split_part(\"row.error\", ':', 1) {by_code} else 'failed' end "
-        'when "row.complete" and "row.step" is null then \'done\' '
-        "when \"row.claimed\" then 'in_flight' "
-        "when \"row.step\" is not null then 'sealed' else 'pending' end"
-    )
+    return f"""case
+        when "row.trained" then if(coalesce("sample_mask", "row.error" is null), 'trained', 'masked')
+        when "row.error" is not null then case split_part("row.error", ':', 1) {by_code} else 'failed' end
+        when "row.complete" and "row.step" is null then 'done'
+        when "row.claimed" then 'in_flight'
+        when "row.step" is not null then 'sealed'
+        else 'pending' end"""
 
 
 _STATUS = ViewColumn(

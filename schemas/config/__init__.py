@@ -8,6 +8,7 @@ from schemas.config.checks import (
     assert_prev_logprobs_available,
     assert_trust_region_supported,
     get_opd_full_config,
+    get_topk_loss_config,
     is_non_colocated_teachers_enabled,
     is_opd_enabled,
     warnings,
@@ -17,6 +18,7 @@ from schemas.config.distillation import (
     OnPolicyDistillationConfig,
     OnPolicyDistillationFullConfig,
     TeacherResourceConfig,
+    TopKLossConfig,
 )
 from schemas.config.grpo import AdvEstimatorConfig, AsyncGRPOConfig, GRPOConfig
 from schemas.config.job import (
@@ -68,12 +70,14 @@ __all__ = [
     "Setting",
     "StoreConfig",
     "TeacherResourceConfig",
+    "TopKLossConfig",
     "TrainerConfig",
     "ValidationConfig",
     "assert_prev_logprobs_available",
     "assert_trust_region_supported",
     "describe",
     "get_opd_full_config",
+    "get_topk_loss_config",
     "is_non_colocated_teachers_enabled",
     "is_opd_enabled",
     "load_recipe",

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from schemas.config.unread import assert_every_setting_is_read
+from schemas.config.unread import TOPK_STATS, assert_every_setting_is_read, is_changed
 from schemas.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from schemas.config.distillation import OnPolicyDistillationFullConfig
+    from schemas.config.distillation import OnPolicyDistillationFullConfig, TopKLossConfig
     from schemas.config.run import RunConfig
 
 
@@ -33,6 +33,19 @@ def get_opd_full_config(config: RunConfig) -> OnPolicyDistillationFullConfig | N
     """The full-vocabulary settings when both it and distillation are enabled, else None."""
     full = config.on_policy_distillation.full
     return full if is_opd_enabled(config) and full is not None and full.enabled else None
+
+
+def get_topk_loss_config(config: RunConfig) -> TopKLossConfig | None:
+    """The top-k settings when both they and distillation are enabled, else None."""
+    top = config.on_policy_distillation.topk_loss
+    return top if is_opd_enabled(config) and top is not None and top.enabled else None
+
+
+def distribution_loss(config: RunConfig) -> str | None:
+    """What replaces the policy-gradient loss, in words; None when nothing does."""
+    if get_opd_full_config(config) is not None:
+        return "full-vocabulary distillation"
+    return "top-k distillation" if get_topk_loss_config(config) is not None else None
 
 
 def check(config: RunConfig) -> None:
@@ -86,9 +99,9 @@ def assert_prev_logprobs_available(config: RunConfig) -> None:
 
 
 def assert_trust_region_supported(config: RunConfig) -> None:
-    """Raise if an advantage knob is set on a path that never reads the advantage (full-vocabulary distillation)."""
-    opd = config.on_policy_distillation
-    if get_opd_full_config(config) is None:
+    """Raise if an advantage knob is set on a path that never reads the advantage: full vocabulary, or top-k."""
+    opd, form = config.on_policy_distillation, distribution_loss(config)
+    if form is None:
         return
     knobs = {
         "proximal_teacher_alpha": opd.proximal_teacher_alpha != 1.0,
@@ -100,8 +113,17 @@ def assert_trust_region_supported(config: RunConfig) -> None:
     }
     for name in (name for name, is_set in knobs.items() if is_set):
         raise ConfigError(
-            f"on_policy_distillation.{name}: full-vocabulary distillation never reads the advantage; "
-            f"leave {name} at its default, or disable on_policy_distillation.full"
+            f"on_policy_distillation.{name}: {form} never reads the advantage; "
+            f"leave {name} at its default, or disable that form of distillation"
+        )
+
+
+def assert_one_distribution_loss(config: RunConfig) -> None:
+    """Raise if the whole distribution and its top k are to be matched at once."""
+    if get_opd_full_config(config) is not None and get_topk_loss_config(config) is not None:
+        raise ConfigError(
+            "on_policy_distillation.topk_loss: cannot be combined with on_policy_distillation.full, which "
+            "matches these tokens too; enable one of the two"
         )
 
 
@@ -191,6 +213,7 @@ CHECKS: tuple[Callable[[RunConfig], None], ...] = (
     assert_estimator_has_its_source,
     assert_prev_logprobs_available,
     assert_trust_region_supported,
+    assert_one_distribution_loss,
     assert_teachers_are_known,
     assert_loss_form_is_one,
     assert_truncation_is_whole,
@@ -207,7 +230,7 @@ def warnings(config: RunConfig) -> list[str]:
 def _unwise(config: RunConfig) -> Iterator[str]:
     """Distillation without the loss settings that it was published with."""
     loss = config.loss_fn
-    if get_opd_full_config(config) is not None:
+    if distribution_loss(config) is not None:
         return
     recommended = {
         "disable_ppo_ratio": ("true", loss.disable_ppo_ratio),
@@ -226,7 +249,6 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
             "on_policy_distillation.non_colocated_teachers: no resources are reserved yet; "
             "teachers run on the hf engine beside the student"
         )
-    if opd.log_sample_stats:
-        yield "on_policy_distillation.log_sample_stats: no file is written yet; `opd sql` reads samples from the store"
-    if opd.log_token_stats:
-        yield "on_policy_distillation.log_token_stats: no file is written yet; `opd sql` reads tokens from the store"
+    if not opd.log_topk_stats:
+        for key in (key for key in TOPK_STATS if is_changed(opd, key)):
+            yield f"on_policy_distillation.{key}: read by nobody, since log_topk_stats is false"

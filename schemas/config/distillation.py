@@ -61,14 +61,19 @@ class OnPolicyDistillationFullConfig(Section):
     teacher_payload: Literal["hidden_states", "logits"] = Field(
         "hidden_states", description="what the teacher ships for each token"
     )
-    divergence: Literal["reverse_kl"] = Field("reverse_kl", description="distance between student and teacher")
+    divergence: Literal["reverse_kl", "forward_kl", "jsd"] = Field(
+        "reverse_kl", description="distance between student and teacher"
+    )
+    beta: float = Field(
+        0.5, ge=0, le=1, description="of jsd: the teacher's share in the mixture; 0 is forward_kl, 1 reverse_kl"
+    )
     payload_dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="type of the payload")
     chunk_size: int | None = Field(None, description="tokens whose logits exist at once; null = chosen by the engine")
     teacher_lm_head_lifecycle: Literal["none", "offload", "evict"] = Field(
         "offload", description="where teacher heads are between steps: kept, on the CPU, or reloaded"
     )
     validate_decomposition: bool = Field(
-        False, description="check that the teacher's logits are lm_head(hidden states)"
+        False, description="check that teachers' logits are lm_head(hidden states), and the reverse KL its two parts"
     )
 
     @model_validator(mode="after")
@@ -77,6 +82,14 @@ class OnPolicyDistillationFullConfig(Section):
         if self.chunk_size is not None and self.chunk_size < 1:
             raise ConfigError(f"chunk_size: expected null or at least 1 token, got {self.chunk_size}")
         return self
+
+
+class TopKLossConfig(Section):
+    """Distillation of the teacher's k most likely tokens and one bucket for the rest, instead of sampled tokens."""
+
+    enabled: bool = Field(False, description="match the teacher at its k most likely tokens")
+    k: int = Field(64, ge=1, description="how many tokens the teacher ships at each position")
+    direction: Literal["reverse", "forward"] = Field("reverse", description="KL from the student, or from the teacher")
 
 
 class OnPolicyDistillationConfig(Section):
@@ -93,6 +106,7 @@ class OnPolicyDistillationConfig(Section):
         None, description="teachers on their own resources"
     )
     full: OnPolicyDistillationFullConfig | None = Field(None, description="full-vocabulary distillation")
+    topk_loss: TopKLossConfig | None = Field(None, description="distillation from the teacher's top k")
 
     proximal_teacher_alpha: float = Field(
         1.0, gt=0, le=1, description="share of the teacher in the mixture that the student is pulled to; 1 = plain OPD"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -26,6 +26,9 @@ class StoreConfig(Section):
     )
     retention: Literal["never"] | int = Field(
         "never", description="steps after which a checkpointed step's rows are cleared; never = keep all"
+    )
+    payload_retention: Literal["never"] | Annotated[int, Field(ge=0)] = Field(
+        0, description="the same for what teachers shipped (hidden states, logits, top-k) alone; never = keep it"
     )
 
 
@@ -81,16 +84,22 @@ class ClusterConfig(Section):
     """Where Ray runs."""
 
     address: str | None = Field(None, description="a Ray cluster to join; null = RAY_ADDRESS, else a local one")
+    threads_per_worker: int = Field(1, ge=1, description="CPU threads of each worker's arithmetic; changes last bits")
 
 
 class FailuresConfig(Section):
     """How much may go wrong before the job stops."""
 
     attempts: int = Field(3, ge=1, description="tries of a row at one task before it fails")
-    deadline_s: float = Field(600.0, gt=0, description="seconds that the controller waits for anything")
+    deadline_s: float = Field(600.0, gt=0, description="seconds without any change, or of one stage run, before help")
+    lease_s: float = Field(60.0, gt=0, description="seconds after which the rows of a silent worker go back")
+    restarts: int = Field(3, ge=0, description="times that a lost worker process is started again before the job stops")
     max_failed_share: float = Field(0.1, ge=0, le=1, description="failed rows, as a share of a step, that are replaced")
     max_quarantined_share: float = Field(0.1, ge=0, le=1, description="quarantined rows of a step before the job stops")
     after_seal: Literal["shrink", "fail"] = Field(
         "shrink", description="rows lost from a sealed step: train on fewer, or stop"
+    )
+    stop_on_invariant: bool = Field(
+        True, description="a failed check before the first update ends the job; false = it is only recorded"
     )
     min_step_fraction: float = Field(0.9, gt=0, le=1, description="smallest share of a step that shrink trains on")

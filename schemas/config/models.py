@@ -34,6 +34,7 @@ class GeneratorConfig(Section):
 
     engine: Literal["hf"] = Field("hf", description="what generates")
     replicas: int = Field(1, ge=1, description="generators side by side")
+    gpus: float = Field(0, ge=0, description="GPUs of a generator")
     batch_size: int = Field(256, ge=1, description="prompts that one generator takes at once")
     sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="how training samples are drawn")
 
@@ -63,6 +64,7 @@ class TrainerConfig(Section):
     """What trains the student."""
 
     engine: Literal["hf"] = Field("hf", description="what trains")
+    gpus: float = Field(0, ge=0, description="GPUs of the trainer")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="the optimizer")
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig, description="the learning rate over the run")
     tensor_model_parallel_size: int = Field(1, ge=1, description="ranks that share each layer")

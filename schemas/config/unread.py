@@ -30,11 +30,27 @@ _BOUNDS = ("truncated_importance_sampling_ratio", "truncated_importance_sampling
 _TRUNCATION = ("truncated_importance_sampling_type", *_BOUNDS)
 _PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _GROUP = ("use_leave_one_out_baseline", "normalize_rewards")
+_RATIO = ("disable_ppo_ratio", "use_cispo", "force_on_policy_ratio", "sequence_level_importance_ratios")
+_POLICY_GRADIENT = (
+    *(*_CLIP, *_TRUNCATION, *_RATIO, "use_importance_sampling_correction"),
+    *("reference_policy_kl_penalty", *_KL),
+)
+#: What tunes the top-k diagnostics. Published recipes carry these beside ``log_topk_stats: false``: warned about.
+TOPK_STATS = ("topk_stats_log_period", "topk_stats_mode", "topk_stats_k", "topk_stats_max_tokens")
 
 
 def _full(config: RunConfig) -> bool:
     opd = config.on_policy_distillation
     return opd.enabled and opd.full is not None and opd.full.enabled
+
+
+def _top_k(config: RunConfig) -> bool:
+    opd = config.on_policy_distillation
+    return opd.enabled and opd.topk_loss is not None and opd.topk_loss.enabled
+
+
+def _distils_without(config: RunConfig, switch: str) -> bool:
+    return config.on_policy_distillation.enabled and not getattr(config.on_policy_distillation, switch)
 
 
 def _rewards_are_compared(config: RunConfig) -> bool:
@@ -66,11 +82,19 @@ TABLE: tuple[Unread, ...] = (
         lambda c: c.loss_fn.truncated_importance_sampling_type is None,
         "truncated_importance_sampling_type is null",
     ),
+    Unread("loss_fn", _POLICY_GRADIENT, _full, "full-vocabulary distillation replaces the policy-gradient loss"),
+    Unread("loss_fn", _POLICY_GRADIENT, _top_k, "top-k distillation replaces the policy-gradient loss"),
     Unread(
-        "loss_fn",
-        (*_CLIP, *_TRUNCATION, "disable_ppo_ratio", "use_cispo", "use_importance_sampling_correction"),
-        _full,
-        "full-vocabulary distillation replaces the policy-gradient loss",
+        "on_policy_distillation.full",
+        ("beta",),
+        lambda c: _full(c) and c.on_policy_distillation.full.divergence != "jsd",
+        "only the divergence jsd has a beta",
+    ),
+    Unread(
+        "on_policy_distillation.full",
+        ("teacher_lm_head_lifecycle", "validate_decomposition"),
+        lambda c: _full(c) and c.on_policy_distillation.full.teacher_payload == "logits",
+        "teachers that ship logits keep their heads to themselves",
     ),
     Unread(
         "grpo.adv_estimator",
@@ -84,6 +108,24 @@ TABLE: tuple[Unread, ...] = (
         _opd_without_rewards,
         "use_orm_advantage is false",
     ),
+    Unread(
+        "on_policy_distillation",
+        ("sample_stats_log_period", "log_sample_responses"),
+        lambda c: _distils_without(c, "log_sample_stats"),
+        "log_sample_stats is false",
+    ),
+    Unread(
+        "on_policy_distillation",
+        ("token_stats_log_period",),
+        lambda c: _distils_without(c, "log_token_stats"),
+        "log_token_stats is false",
+    ),
+    Unread(
+        "store",
+        ("payload_retention",),
+        lambda c: not (_full(c) or _top_k(c)),
+        "sampled-token distillation stores no payload",
+    ),
     Unread("trainer", _PARALLEL, lambda c: c.trainer.engine == "hf", "the hf engine trains on one rank"),
     Unread(
         "trainer.scheduler", ("min_lr_ratio",), lambda c: c.trainer.scheduler.decay == "constant", "decay is constant"
@@ -92,9 +134,6 @@ TABLE: tuple[Unread, ...] = (
 
 #: What this version does not do; one line goes when what it names comes.
 NOT_YET: tuple[Unread, ...] = (
-    Unread("loss_fn", ("reference_policy_kl_penalty",), lambda _: True, "no reference policy is scored yet"),
-    Unread("on_policy_distillation", ("log_topk_stats",), lambda _: True, "no engine returns top-k yet"),
-    Unread("on_policy_distillation.full", ("enabled",), _full, "the whole distribution is not distilled yet"),
     Unread("generator", ("replicas",), lambda _: True, "the run is one process yet"),
     Unread("cluster", ("address",), lambda _: True, "the run is one process yet"),
     Unread("store", ("retention",), lambda _: True, "every row is kept yet"),

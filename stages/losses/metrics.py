@@ -4,11 +4,13 @@ Every metric is already divided by the global counts, so a step's value is the s
 names ending in ``_min`` and ``_max`` are extremes instead. ``generation_kl_error`` is KL(generation || student),
 ``policy_kl_error`` the reverse, both by ``reference_policy_kl_type``; ``js_divergence_error`` their Jensen-Shannon
 counterpart by k3; ``token_mult_prob_error`` the mean of exp(|generation - student|); ``approx_entropy`` the mean of
--exp(current - generation)·current.
+-exp(current - generation)·current. ``probs_ratio`` is the mean of exp(current - student), under
+``disable_ppo_ratio`` too, where it weighs nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,7 +57,7 @@ def _disagreement(parts: Parts, kind: str) -> dict[str, Tensor]:
     """How far sampler and trainer are apart, per token."""
     student, generation = parts.student_BS, parts.generation_BS
     log_ratio = student - generation
-    log_half = torch.logaddexp(student, generation) - torch.log(torch.tensor(2.0))
+    log_half = torch.logaddexp(student, generation) - math.log(2)
     js = kl_estimate(student - log_half, "k3") + kl_estimate(generation - log_half, "k3")
     return {
         "token_mult_prob_error": log_ratio.abs().exp(),

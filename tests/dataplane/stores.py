@@ -13,10 +13,16 @@ from dataplane.local import LocalStorage
 from dataplane.memory import MemoryStorage
 from dataplane.storage import Storage
 
-#: From an empty directory to a function that opens the same storage each time it is called.
+
+def _memory(_: Path) -> Callable[[], Storage]:
+    storage = MemoryStorage()
+    return lambda: storage
+
+
+#: From an empty directory to a function that gives the same storage, opened afresh, each time it is called.
 BACKENDS: dict[str, Callable[[Path], Callable[[], Storage]]] = {
     "local": lambda path: lambda: LocalStorage(path / "plane"),
-    "memory": lambda path: lambda storage=MemoryStorage(): storage,
+    "memory": _memory,
 }
 
 TOKENS = pa.large_list(pa.int32())
@@ -71,5 +77,3 @@ def pipeline(plane: DataPlane) -> DataPlane:
     plane.declare_task("train", "teacher", ["input_ids"], ["teacher_logprobs"])
     plane.declare_task("train", "train", ["input_ids", "generation_logprobs", "teacher_logprobs"])
     return plane
-
-

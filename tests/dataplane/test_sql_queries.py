@@ -27,7 +27,7 @@ QUERIES = [
     "select status, count(*) from samples group by 1 order by 1",
     "select agent, avg(gap) from tokens where trained group by agent order by agent",
     "select s.step, t.loss, avg(s.reward) from samples s join steps t using (step) group by all order by all",
-    "select a.position, b.gap from tokens a join tokens b using (sample_id) where a.position = b.position + 1 order by all",
+    "select a.position, b.gap from tokens a join tokens b using (sample_id) where a.position > b.position order by all",
     "select sample_id, position, gap from tokens where step = 1 and trained order by gap, sample_id limit 3",
     "with t as materialized (from tokens) select count(*) filter (where trained) from t",
     "select sample_id, (select count(*) from tokens t where t.sample_id = s.sample_id) n from samples s order by 1",
@@ -45,7 +45,7 @@ QUERIES = [
     "-- a comment\nselect max(step) from samples;",
     "select e.kind, count(*) from events e group by 1 order by 1",
     "select task, sum(rows) from blocks group by all order by all",
-    "select coalesce(agent, 'none') from samples where error like 'bad%' or step in (select step from steps) order by 1",
+    "select agent from samples where error like 'bad%' or step in (select step from steps) order by 1",
 ]
 
 #: Statements that would write, reach out, or change the connection.
@@ -183,10 +183,10 @@ def test_a_wrong_query_is_told_what_is_wrong(plane: DataPlane, query: str, messa
 
 def test_a_query_is_stopped_when_its_time_is_over(plane: DataPlane) -> None:
     endless = "select count(*) from range(1000000000000)"
-    with pytest.raises(InputError, match="took longer than it may"):
+    with pytest.raises(InputError, match="stopped after 0.2 s"):
         run_sql(plane, endless, limits=Limits(timeout_s=0.2))
     with (
-        pytest.raises(InputError, match="took longer"),
+        pytest.raises(InputError, match="stopped after 0.2 s"),
         stream_sql(plane, "select * from range(1000000000000)", limits=Limits(timeout_s=0.2)) as batches,
     ):
         for _ in batches:
@@ -253,10 +253,21 @@ def test_rows_that_come_and_go_meanwhile_stay_whole() -> None:
         writer = threading.Thread(target=write)
         writer.start()
         wrong = "select count(*) n from samples where a != b or sample_id != 'id' || a or error != 'lost: ' || a"
-        found = [run_sql(plane, wrong).to_pylist()[0]["n"] for _ in range(10)]
+        found = [run_sql(plane, wrong).to_pylist()[0]["n"] for _ in range(5)]
         stop.set()
         writer.join()
-    assert found == [0] * 10
+    assert found == [0] * 5
+
+
+def test_a_follower_answers_after_blocks_went(tmp_path: Path) -> None:
+    with open_plane(tmp_path) as writer:
+        writer.create_partition("p", {"a": pa.int32()})
+        for number in range(3):
+            writer.put("p", [f"id{number}"], {"a": [number]})
+        with open_plane(tmp_path, mode="r") as reader:
+            writer.clear("p", ["id1"])
+            found = run_sql(reader, "select sample_id, a from samples order by a").to_pylist()
+    assert [tuple(row.values()) for row in found] == [("id0", 0), ("id2", 2)]
 
 
 def test_a_follower_sees_a_run_in_progress(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from schemas.errors import ConfigError
     [
         ({"grpo__max_num_step": 1}, "grpo.max_num_step: unknown key (did you mean 'max_num_steps'?)"),
         ({"max_staleness": 1}, "max_staleness: unknown key (did you mean 'grpo.async_grpo.max_staleness'?)"),
-        ({"cluster__zzz": 1}, "cluster.zzz: unknown key; known here: address"),
+        ({"run__zzz": 1}, "run.zzz: unknown key; known here: name, seed"),
         ({"data__train": [{"pth": "x"}]}, "data.train.0.pth: unknown key (did you mean 'path'?)"),
         ({"policy": {}}, "policy.model: is required (checkpoint that training starts from)"),
         ({"grpo": 3}, "grpo: expected a mapping of keys, got 3"),

@@ -173,6 +173,19 @@ def test_diagnostics_stand_in_the_columns():
     assert metrics["pearson_reward_gap"] == pytest.approx(torch.corrcoef(torch.stack([reward, gap]))[0, 1].item())
 
 
+def test_every_score_stays_at_its_absolute_position():
+    """Student: -(position + token / 1000); teacher: twice that. Any shift or swap shows in the gap."""
+    tokens, masks = [[5, 6, 7, 8, 9], [5, 8], [1, 2, 3]], [[0, 0, 0, 1, 1], [0, 1], [0, 1, 0]]
+    scores = [[-(t + token / 1000) for t, token in enumerate(row)] for row in tokens]
+    doubled = [[2 * value for value in row] for row in scores]
+    logprobs = {"generation_logprobs": scores, "student_logprobs": scores, "teacher_logprobs": doubled}
+    columns = {"token_mask": [[bool(x) for x in row] for row in masks], "reward": [0.0] * 3, "group_id": list("abc")}
+    output = Baseline(config())(Batch.of(list("abc"), columns | logprobs))
+    advantages = Batch.of(output.sample_ids, output.columns).values("advantages")
+    assert advantages[0] == pytest.approx([0, 0, 0, -3.008, -4.009])
+    assert advantages[1:] == [pytest.approx([0, -1.008]), pytest.approx([0, -1.002, 0])]
+
+
 def test_order_of_rows_changes_no_row():
     stage = Baseline(config(threshold=2.0, subtract_global_baseline=True, use_orm_advantage=True, discount=0.9))
     columns = COLUMNS | {"token_mask": [[bool(x) for x in row] for row in COLUMNS["token_mask"]]}

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from schemas.errors import InputError
 from workers.cli.output import ListingFormat, ResultFormat
 
 _RUN = "A run directory, a store directory or a redis:// URL."
@@ -40,7 +41,9 @@ def ls(
 
 def sql(
     run: Annotated[str, typer.Argument(metavar="RUN", help=_RUN)],
-    query: Annotated[str, typer.Argument(help="One statement that reads; - takes it from standard input.")],
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="One statement that reads; - takes it from standard input.")
+    ],
     output_format: Annotated[
         ResultFormat | None, typer.Option("--format", help="Default: by the ending of --out, else a table.")
     ] = None,
@@ -72,5 +75,5 @@ def sql(
 def _attached(option: str) -> tuple[str, str]:
     name, equals, run = option.partition("=")
     if not equals:
-        raise typer.BadParameter(f"--attach {option}: expected NAME=RUN")
+        raise InputError(f"--attach {option}: expected NAME=RUN")
     return name, run

@@ -7,6 +7,7 @@ from typing import Any
 
 from dataplane import DataPlane
 from dataplane.sql import run_sql
+from dataplane.sql.readable import type_name
 from workers.cli.tables import render, terminal_width
 
 #: One pass over the catalog; no token column is read.
@@ -26,7 +27,7 @@ def listing(plane: DataPlane) -> dict[str, Any]:
             "bytes": sizes[name]["bytes"] if name in sizes else 0,
             "blocks": sizes[name]["blocks"] if name in sizes else 0,
             "columns": [
-                {"name": field.name, "type": str(field.type), "rows": len(plane.rows(name, have=[field.name]))}
+                {"name": field.name, "type": type_name(field.type), "rows": len(plane.rows(name, have=[field.name]))}
                 for field in schema
             ],
         }

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 from itertools import chain
@@ -99,14 +100,13 @@ def to_json(value: Any) -> str:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Names an object can have: the second ``n`` of a result becomes ``n_1``."""
-    taken: dict[str, int] = {}
-    return [f"{name}_{seen}" if (seen := _count(taken, name)) else name for name in names]
-
-
-def _count(taken: dict[str, int], name: str) -> int:
-    taken[name] = taken.get(name, -1) + 1
-    return taken[name]
+    """Names that one object can have: a second ``n`` becomes ``n_1``."""
+    seen: Counter[str] = Counter()
+    distinct = []
+    for name in names:
+        distinct.append(f"{name}_{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return distinct
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:

@@ -5,18 +5,25 @@ from __future__ import annotations
 import enum
 import logging
 import os
+import signal
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schemas.config import load_recipe, warnings
+from schemas.config import RunConfig, load_recipe, warnings
 from schemas.config.recipe import find_recipe
+
+if TYPE_CHECKING:
+    from workers.executors import Executor
+    from workers.rundir import RunDir
 
 
 class ExecutorName(enum.StrEnum):
     """Where roles run."""
 
+    ray = "ray"
     inline = "inline"
 
 
@@ -33,10 +40,12 @@ def register(app: typer.Typer) -> None:
 
 def run(
     recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of a built-in one.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where the run is kept. Default: runs/NAME-of-recipe.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    executor: Annotated[ExecutorName, typer.Option(help="Where workers run.")] = ExecutorName.inline,
+    executor: Annotated[
+        ExecutorName, typer.Option(help="ray: a process a role; inline: all in one thread, repeatable bit for bit.")
+    ] = ExecutorName.ray,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print every key with its value, default and meaning.")
     ] = False,
@@ -55,16 +64,44 @@ def run(
 
     target = RunDir(run_dir or Path("runs") / find_recipe(recipe).stem)
     target.check(resume=resume)
+    _run(config, target, executor, resume=resume)
+
+
+def _run(config: RunConfig, target: RunDir, executor: ExecutorName, *, resume: bool) -> None:
     _quiet_libraries()
-    from workers.executors.inline import InlineExecutor
+    signal.signal(signal.SIGTERM, _interrupt)
     from workers.job import read_inputs, run_job
     from workers.progress import Progress
 
     inputs = read_inputs(config)
-    for line in [*inputs.train.rejected, *inputs.validation.rejected][:10]:
+    rejected = [*inputs.train.rejected, *inputs.validation.rejected]
+    for line in rejected[:10]:
         typer.echo(f"warning: prompt left out: {line}", err=True)
+    if len(rejected) > 10:
+        typer.echo(f"warning: {len(rejected) - 10} more prompts left out", err=True)
     with Progress(config, target, live=config.logger.progress) as report:
-        run_job(config, inputs, target, InlineExecutor(), resume=resume, report=report)
+        run_job(config, inputs, target, _executor(executor, config, target), resume=resume, report=report)
+
+
+def _executor(name: ExecutorName, config: RunConfig, target: RunDir) -> Executor:
+    if name is ExecutorName.inline:
+        from workers.executors.inline import InlineExecutor
+
+        return InlineExecutor(config.cluster.threads_per_worker)
+    from workers.executors.host import HostSettings
+    from workers.executors.ray import RayExecutor
+
+    settings = HostSettings(
+        log_directory=target.logs.absolute(),
+        working_directory=Path.cwd(),
+        threads=config.cluster.threads_per_worker,
+        lease_s=config.failures.lease_s,
+    )
+    return RayExecutor(settings, address=config.cluster.address, restarts=config.failures.restarts)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _quiet_libraries() -> None:

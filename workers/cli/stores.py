@@ -21,4 +21,10 @@ def store_of(run: str) -> str:
 
 def open_store(run: str) -> DataPlane:
     """The store of *run* for reading: a finished one, one that a job writes just now, or what a crash left."""
-    return open_plane(store_of(run), mode="r")
+    store = store_of(run)
+    try:
+        return open_plane(store, mode="r")
+    except InputError:
+        if "://" in run:
+            raise
+        raise InputError(f"run {run!r}: there is no store in it; expected a run or a store directory") from None

@@ -10,6 +10,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from schemas.errors import InputError
+from stages.losses.full_vocabulary import shift_states
+from stages.vocabulary import LOGIT_CHANGES
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -34,9 +36,9 @@ def load_model(path: str | Path, dtype: str = "float32") -> torch.nn.Module:
 
 def _refuse_rescaled_logits(model: torch.nn.Module, path: str | Path) -> None:
     """The engines compute logits as ``lm_head(h)``; models that do more to them would be scored wrongly."""
-    for name, neutral in (("final_logit_softcapping", None), ("logits_scaling", 1.0), ("logit_scale", 1.0)):
-        value = getattr(model.config, name, neutral)
-        if value not in (None, neutral):
+    for name, neutral in LOGIT_CHANGES.items():
+        value = getattr(model.config, name, neutral[0])
+        if value not in neutral:
             raise InputError(
                 f"checkpoint {str(path)!r}: its logits are not lm_head(h) ({name}={value}); use another model"
             )
@@ -58,12 +60,35 @@ def pad_right(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple
     return ids.to(device), mask.to(device)
 
 
-def token_logprobs(model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, temperature: float) -> torch.Tensor:
-    """log p(ids[t] | ids[<t]) at *temperature*, input-position aligned; [B, S], float32, column 0 is 0.
+def states_of(model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Final hidden states, row t *after* token t; [B, S, H]."""
+    return model.base_model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
 
-    The vocabulary-wide logits exist for ``_CHUNK`` positions at a time, in the backward pass too.
+
+def predicting(states_BSH: torch.Tensor) -> torch.Tensor:
+    """The same, moved so that row t is what token t was predicted from; row 0 is 0."""
+    return shift_states(states_BSH)
+
+
+def token_logprobs(
+    model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, temperature: float, vocabulary: int | None = None
+) -> torch.Tensor:
+    """log p(ids[t] | ids[<t]) at *temperature*, input-position aligned; [B, S], float32, column 0 is 0."""
+    return logprobs_of(model, states_of(model, ids, mask), ids, temperature, vocabulary)
+
+
+def logprobs_of(
+    model: torch.nn.Module,
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    temperature: float,
+    vocabulary: int | None = None,
+) -> torch.Tensor:
+    """The log-prob of each token given *hidden*, the states after each token; [B, S], float32.
+
+    Ids from *vocabulary* on are padding of the LM head and outside the softmax. Vocabulary-wide logits exist for
+    ``_CHUNK`` positions at a time, in the backward pass too.
     """
-    hidden = model.base_model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
     scale = max(temperature, 0.0) or 1.0
     pieces = [
         checkpoint(
@@ -72,6 +97,7 @@ def token_logprobs(model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor
             hidden[:, start:stop],
             ids[:, start + 1 : stop + 1],
             scale,
+            vocabulary,
             use_reentrant=False,
         )
         for start, stop in _chunks(ids.shape[1] - 1)
@@ -89,8 +115,13 @@ def _chunks(length: int) -> Iterator[tuple[int, int]]:
 
 
 def _gather_logprobs(
-    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float
+    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: float, vocabulary: int | None
 ) -> torch.Tensor:
-    logits = head(hidden).float() / temperature
+    logits = real_logits(head(hidden), vocabulary).float() / temperature
     chosen = logits.gather(2, targets[..., None])[..., 0]
     return chosen - torch.logsumexp(logits, dim=-1)
+
+
+def real_logits(logits: torch.Tensor, vocabulary: int | None) -> torch.Tensor:
+    """*logits* [..., V] without those of the head's padding."""
+    return logits if vocabulary is None or logits.shape[-1] <= vocabulary else logits[..., :vocabulary]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dataplane import DataPlane
@@ -10,6 +11,30 @@ from workers.roles import Role
 
 #: Makes a role in the process that will host it.
 BuildRole = Callable[[DataPlane], Role]
+
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """A role to host: how to make it, and what its process needs.
+
+    What a *stateful* role holds is gone when its process is lost.
+    """
+
+    build: BuildRole
+    cpus: float = 1.0
+    gpus: float = 0.0
+    stateful: bool = False
+
+
+class RoleLost(Exception):
+    """A stateful role's process was lost and started again; whoever relied on its state must restore it."""
+
+    def __init__(self, role: str, reason: str) -> None:
+        super().__init__(f"{role} was lost: {reason}")
+        self.role = role
+        self.reason = reason
+
 
 #: What the controller does while it waits; whether that gave anybody something to do.
 Meanwhile = Callable[[], bool]
@@ -25,7 +50,7 @@ class Call(Protocol):
 class Executor(Protocol):
     """Hosts roles, lets them take turns, and carries calls to them."""
 
-    def start(self, plane: DataPlane, roles: Mapping[str, BuildRole]) -> None:
+    def start(self, plane: DataPlane, roles: Mapping[str, RoleSpec]) -> None:
         """Build every role where it will live, over *plane* or a connection to it."""
         ...
 

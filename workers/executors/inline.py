@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from dataplane import DataPlane
 from schemas.errors import DeadlinePassed
-from workers.executors import BuildRole, Call, Meanwhile
+from workers.executors import Call, Meanwhile, RoleSpec
 from workers.roles import Role
 
 
@@ -27,11 +29,13 @@ class _Finished:
 class InlineExecutor:
     """One process, one thread. Turns are taken in a fixed order, so that a run repeats bit for bit."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 1) -> None:
+        self.threads = threads
         self.roles: dict[str, Role] = {}
 
-    def start(self, plane: DataPlane, roles: Mapping[str, BuildRole]) -> None:
-        self.roles = {name: build(plane) for name, build in roles.items()}
+    def start(self, plane: DataPlane, roles: Mapping[str, RoleSpec]) -> None:
+        torch.set_num_threads(self.threads)
+        self.roles = {name: spec.build(plane) for name, spec in roles.items()}
 
     def names(self) -> Sequence[str]:
         return list(self.roles)

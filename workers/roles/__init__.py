@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workers.loop import Worker
+from workers.loop import Busy, Worker
 
 
 class Role:
@@ -24,6 +24,15 @@ class Role:
         """One claim of each worker; whether any had something to do."""
         return any([worker.run_once() is not None for worker in self.workers])
 
+    def lease_every_worker(self, lease_s: float) -> None:
+        """Claims of every worker end after *lease_s* without a sign of life."""
+        for worker in (*self.workers, *self.called):
+            worker.lease_s = lease_s
+
+    def busy(self) -> Busy | None:
+        """What one of its workers is doing, if any is."""
+        return next((worker.busy for worker in (*self.workers, *self.called) if worker.busy), None)
+
     def take_plane_seconds(self) -> float:
-        """Seconds that the role's workers spent in the store since the last call."""
+        """Processor seconds that the role's workers spent in the store since the last call."""
         return sum(worker.take_plane_seconds() for worker in (*self.workers, *self.called))

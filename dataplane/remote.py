@@ -1,0 +1,74 @@
+"""``RemoteHost``: the host's methods, called in the process that hosts the plane."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from dataplane.wire import METHODS, ConnectionEnded, receive, send, value_of
+from dataplane.wire import raise_error as raise_again
+from schemas.errors import InputError, StoreError
+
+
+class RemoteHost:
+    """Looks like a CatalogHost; every method is one round trip. Threads take turns.
+
+    Raises InputError for an address that is none, StoreError when nobody answers there.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._stream, token = _dial(address)
+        self._turn = threading.Lock()
+        self.storage_url: str = self._exchange(token, "partitions")
+
+    def refresh(self) -> int:
+        """Nothing to do: every answer is the host's own and fresh."""
+        return 0
+
+    @property
+    def epoch(self) -> int:
+        """How often the run went back to a checkpoint."""
+        return int(self._call("epoch", []))
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in METHODS:
+            raise AttributeError(name)
+        return lambda *arguments: self._call(name, list(arguments))
+
+    def _call(self, method: str, arguments: list[Any]) -> Any:
+        return value_of(method, self._exchange([method, arguments], method))
+
+    def _exchange(self, message: Any, what: str) -> Any:
+        try:
+            with self._turn:
+                send(self._stream, message)
+                reply = receive(self._stream)
+        except (OSError, ConnectionEnded) as error:
+            raise StoreError(f"the plane at {self.address} is gone ({what}: {error}); start the job again") from error
+        if reply[0] == "error":
+            raise_again(*reply[1:])
+        return reply[1]
+
+
+def _dial(address: str) -> tuple[socket.socket, str]:
+    """A connected socket, and the token to show."""
+    url = urlsplit(address)
+    try:
+        if url.scheme == "unix":
+            stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            stream.connect(url.path)
+            return stream, ""
+        if url.scheme == "tcp" and url.hostname and url.port:
+            stream = socket.create_connection((url.hostname, url.port), timeout=30)
+            stream.settimeout(None)
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return stream, parse_qs(url.query).get("token", [""])[0]
+    except OSError as error:
+        raise StoreError(f"no plane answers at {address} ({error}); is the process that hosts it alive?") from error
+    raise InputError(f"address {address!r}: expected unix:///path or tcp://host:port?token=…, as plane.address gives it")

@@ -1,0 +1,247 @@
+"""``ray``: every role an actor; they meet only in the store, which the controller hosts.
+
+Its own local Ray, on loopback, unless the recipe or RAY_ADDRESS names a cluster; never a stray one. A role whose
+process dies or hangs is started again and its rows go back; the trainer's state is lost with it, so the controller
+then returns to the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from dataplane import DataPlane
+from schemas.errors import DeadlinePassed, InputError, JobFailed, OpdError
+from workers.executors import Meanwhile, RoleLost, RoleSpec
+from workers.executors.host import HostSettings, RoleHost, Status
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+#: Seconds between two looks at what is waited for, and between two at what every role does.
+POLL_S, LOOK_S = 0.005, 0.5
+#: Seconds that a role may take to start.
+START_S = 300.0
+
+
+class RayExecutor:
+    """Actors by role name. Errors of a role's own loop, and what a call raised, end the job; a lost process does not."""
+
+    def __init__(self, settings: HostSettings, *, address: str | None = None, restarts: int = 3) -> None:
+        self.settings = settings
+        self.address = address or os.environ.get("RAY_ADDRESS")
+        self.restarts = restarts
+        self.statuses: dict[str, Status] = {}
+        self._plane: DataPlane
+        self._specs: dict[str, RoleSpec] = {}
+        self._actors: dict[str, Any] = {}
+        self._loops: dict[str, Any] = {}
+        self._asked: dict[str, Any] = {}
+        self._heard: dict[str, float] = {}
+        self._lost: dict[str, int] = {}
+        self._looked = 0.0
+        self._ours = False
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def start(self, plane: DataPlane, roles: Mapping[str, RoleSpec]) -> None:
+        import ray
+
+        self._plane, self._specs = plane, dict(roles)
+        if self.address:
+            ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
+        else:
+            _start_local(cpus=max(os.cpu_count() or 1, sum(spec.cpus for spec in roles.values())))
+            self._ours = True
+        _refuse_impossible(ray.cluster_resources(), roles)
+        for name in roles:
+            self._spawn(name)
+        for name in roles:
+            self._await_ready(name)
+
+    def _spawn(self, name: str) -> None:
+        import ray
+
+        spec = self._specs[name]
+        actor = ray.remote(RoleHost).options(num_cpus=spec.cpus, num_gpus=spec.gpus, max_concurrency=4, max_restarts=0)
+        self._actors[name] = actor.remote(name, spec.build, self._plane.address, self.settings)
+
+    def _await_ready(self, name: str) -> None:
+        import ray
+
+        try:
+            pid = ray.get(self._actors[name].ready.remote(), timeout=START_S)
+        except ray.exceptions.GetTimeoutError as error:
+            raise DeadlinePassed(f"{name}: not started after {START_S:.0f} s; its log is in {self.settings.log_directory}") from error
+        except ray.exceptions.RayError as error:
+            raise JobFailed(f"{name}: cannot start: {_cause(error)}") from error
+        self._loops[name] = self._actors[name].loop.remote()
+        self._heard[name] = time.monotonic()
+        self._asked.pop(name, None)
+        self._plane.event("worker_started", worker=name, pid=pid)
+
+    def stop(self) -> None:
+        """End every actor, and Ray if it is ours. Whatever its teardown says changes no result."""
+        import ray
+
+        for actor in self._actors.values():
+            with suppress(ray.exceptions.RayError):
+                ray.kill(actor)
+        self._actors.clear()
+        with suppress(ray.exceptions.RayError):
+            ray.shutdown()
+
+    # -- work -----------------------------------------------------------------------------------------
+
+    def names(self) -> Sequence[str]:
+        return list(self._actors)
+
+    def submit(self, role: str, method: str, *arguments: Any) -> RayCall:
+        return RayCall(role, method, self._actors[role].call.remote(method, *arguments))
+
+    def wait(self, until: Callable[[], bool], what: str, *, deadline_s: float, meanwhile: Meanwhile) -> None:
+        """Poll *until*, look after the actors, and give up after *deadline_s* in which nothing moved."""
+        moved = time.monotonic()
+        position = self._plane.position()
+        while not until():
+            if meanwhile():
+                moved = time.monotonic()
+            self._look_after(deadline_s)
+            now, seen = time.monotonic(), self._plane.position()
+            if seen != position:
+                position, moved = seen, now
+            if now - moved > deadline_s:
+                raise DeadlinePassed(f"{what}: nothing moved for {deadline_s:g} s; {self.describe()}")
+            time.sleep(POLL_S)
+
+    def describe(self) -> str:
+        """What every role does, in a line."""
+        return "; ".join(
+            f"{name} {f'runs {s.doing} for {s.seconds:.0f} s' if s.doing else 'waits for rows'}" for name, s in self.statuses.items()
+        )
+
+    # -- health ---------------------------------------------------------------------------------------
+
+    def _look_after(self, deadline_s: float) -> None:
+        """Restart what died or hangs. Raises JobFailed, and RoleLost for a role whose state is gone."""
+        import ray
+
+        if time.monotonic() - self._looked < LOOK_S:
+            return
+        self._looked = time.monotonic()
+        for name, loop in list(self._loops.items()):
+            if ray.wait([loop], timeout=0)[0]:
+                self._replace(name, _reason(loop))
+        for name in list(self._actors):
+            self._ask(name)
+            status, silent_s = self.statuses.get(name), time.monotonic() - self._heard[name]
+            if status is not None and status.doing and status.seconds > deadline_s:
+                self._replace(name, f"timed_out: {name} ran {status.doing} for {status.seconds:.1f} s")
+            elif silent_s > deadline_s:
+                self._replace(name, f"timed_out: no sign of life from {name} for {silent_s:.1f} s")
+
+    def _ask(self, name: str) -> None:
+        """Collect the answer to the last question about what the role does, and ask again."""
+        import ray
+
+        asked = self._asked.get(name)
+        if asked is not None:
+            if not ray.wait([asked], timeout=0)[0]:
+                return
+            with suppress(ray.exceptions.RayError):
+                self.statuses[name] = ray.get(asked)
+                self._heard[name] = time.monotonic()
+        self._asked[name] = self._actors[name].status.remote()
+
+    def _replace(self, name: str, reason: str) -> None:
+        import ray
+
+        self._lost[name] = self._lost.get(name, 0) + 1
+        self._plane.event("worker_lost", worker=name, reason=reason, times=self._lost[name])
+        if reason.startswith("timed_out"):
+            self._plane.fail_claims(name, reason)
+        with suppress(ray.exceptions.RayError):
+            ray.kill(self._actors[name])
+        if self._lost[name] > self.restarts:
+            raise JobFailed(f"{name}: lost {self._lost[name]} times, last: {reason}; its log is in {self.settings.log_directory}")
+        self.statuses.pop(name, None)
+        self._spawn(name)
+        self._await_ready(name)
+        if self._specs[name].stateful:
+            raise RoleLost(name, reason)
+
+
+class RayCall:
+    """A method running on an actor."""
+
+    def __init__(self, role: str, method: str, reference: Any) -> None:
+        self.role = role
+        self.method = method
+        self.reference = reference
+
+    def done(self) -> bool:
+        import ray
+
+        return bool(ray.wait([self.reference], timeout=0)[0])
+
+    def result(self) -> Any:
+        """Its value. Raises what it raised, and RoleLost when its process died."""
+        import ray
+
+        try:
+            return ray.get(self.reference)
+        except ray.exceptions.RayActorError as error:
+            raise RoleLost(self.role, _cause(error)) from error
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            raise cause if isinstance(cause, OpdError) else JobFailed(f"{self.role}.{self.method}: {_cause(error)}") from error
+
+
+def _start_local(cpus: float) -> None:
+    """A Ray of our own, listening on loopback only, and quiet."""
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # its switch for binding to loopback
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=int(cpus),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=128 * 2**20,
+    )
+
+
+def _refuse_impossible(available: Mapping[str, float], roles: Mapping[str, RoleSpec]) -> None:
+    """Raise InputError, at once, for what the cluster can never give."""
+    for resource, asked in (
+        ("CPU", {name: spec.cpus for name, spec in roles.items()}),
+        ("GPU", {name: spec.gpus for name, spec in roles.items()}),
+    ):
+        needed, there = sum(asked.values()), available.get(resource, 0)
+        if needed > there:
+            who = ", ".join(f"{name} {count:g}" for name, count in asked.items() if count)
+            raise InputError(f"cluster: {needed:g} {resource}s are asked for ({who}), it has {there:g}; ask for fewer or join a larger one")
+
+
+def _reason(loop: Any) -> str:
+    """Why a role's loop ended. What it raised itself is the job's failure."""
+    import ray
+
+    try:
+        ray.get(loop)
+    except ray.exceptions.RayActorError as error:
+        return f"its process died: {_cause(error)}"
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, OpdError) else JobFailed(_cause(error))) from error
+    return "its loop ended"
+
+
+def _cause(error: Exception) -> str:
+    """The last line of Ray's long message, or the first where it is the telling one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
