@@ -3,6 +3,8 @@
 #   make quickstart   build two tiny teachers and a student, distil on policy, show the result
 #   make test         run the tests
 #   make check        lint and type check
+#   make curves       run the quickstart and its variants, draw how they learn (docs/curves.png)
+#   make memory       measure the full-vocabulary loss at a vocabulary of 151,936
 #   make env          only the environment (.venv/bin/opd)
 
 PYTHON ?= python3
@@ -10,7 +12,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help env quickstart test check
+.PHONY: help env quickstart test check curves memory
 
 help:
 	@sed -n 's/^#  *make/  make/p' Makefile
@@ -40,6 +42,13 @@ test: $(READY)
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+curves: $(READY) | runs/proxy
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m benchmarks.curves
+
+memory: $(READY)
+	$(BIN)/python -m benchmarks.full_vocabulary_memory
 
 docs/columns.md: $(READY) schemas/columns.py dataplane/sql/views.py
 	$(BIN)/python -m dataplane.sql.docs > $@

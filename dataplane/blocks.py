@@ -25,6 +25,9 @@ from schemas.records import Block
 #: Parsed blocks kept for the next read; each holds one memory map (the kernel allows 65,530 a process).
 MAX_OPEN = 2048
 
+#: Bytes kept where each open block is a copy in memory.
+MAX_OPEN_BYTES = 256 << 20
+
 _OPTIONS = pa.ipc.IpcWriteOptions(allow_64bit=True)
 
 _SAMPLE_ID = pa.field(SAMPLE_ID, pa.string())
@@ -106,7 +109,8 @@ class BlockReader:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._open: OrderedDict[str, pa.RecordBatch] = OrderedDict()
+        self._open: OrderedDict[str, tuple[pa.RecordBatch, int]] = OrderedDict()  # with the bytes that each costs
+        self._open_bytes = 0
         self._checked: dict[str, set[str]] = {}
         self._guard = threading.Lock()
 
@@ -117,11 +121,10 @@ class BlockReader:
     def shared(self, block: Block, fields: Iterable[pa.Field]) -> list[pa.Array]:
         """Whole columns as stored, shared: not to be written to. Raises CorruptData, BlockGone."""
         with self._guard:
-            batch = self._open.get(block.id)
-            if batch is not None:
+            held = self._open.get(block.id)
+            if held is not None:
                 self._open.move_to_end(block.id)
-        if batch is None:
-            batch = self._keep(block)
+        batch = held[0] if held is not None else self._keep(block)
         return [self._checked_column(block, batch, field) for field in fields]
 
     def private(self, block: Block, fields: Iterable[pa.Field]) -> list[pa.Array]:
@@ -133,19 +136,23 @@ class BlockReader:
         """Close these blocks: they are gone."""
         with self._guard:
             for block in blocks:
-                self._open.pop(block, None)
+                self._open_bytes -= self._open.pop(block, (None, 0))[1]
                 self._checked.pop(block, None)
 
     def close(self) -> None:
         with self._guard:
             self._open.clear()
+            self._open_bytes = 0
 
     def _keep(self, block: Block) -> pa.RecordBatch:
         batch = decode(block, self._storage.view(block.id))
+        cost = block.size_bytes if self._storage.copies else 0
         with self._guard:
-            self._open[block.id] = batch
-            while len(self._open) > MAX_OPEN:
-                self._open.popitem(last=False)
+            if block.id not in self._open:
+                self._open[block.id] = batch, cost
+                self._open_bytes += cost
+            while len(self._open) > MAX_OPEN or self._open_bytes > MAX_OPEN_BYTES:
+                self._open_bytes -= self._open.popitem(last=False)[1][1]
         return batch
 
     def _checked_column(self, block: Block, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:

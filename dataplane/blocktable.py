@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from schemas.records import Block, Lineage
+from schemas.snapshot import SavedBlock
 
 T = TypeVar("T")
 
@@ -58,6 +59,32 @@ class BlockTable:
         block = self._blocks[index]
         assert block is not None, f"block index {index} is free"
         return block
+
+    def indexes(self, block: str) -> list[int]:
+        """The index of the block of this id, if rows need it."""
+        return [index for index, held in enumerate(self._blocks) if held is not None and held.id == block]
+
+    def saved(self) -> list[SavedBlock | None]:
+        """Every index as a snapshot holds it."""
+        table = zip(self._blocks, self._made, self._rows, strict=True)
+        return [SavedBlock(b, *made, rows) if b is not None and made is not None else None for b, made, rows in table]
+
+    def free(self) -> list[int]:
+        """Indexes that hold no block, in the order in which they were freed."""
+        return list(self._free)
+
+    @classmethod
+    def restored(cls, saved: Sequence[SavedBlock | None], free: Sequence[int]) -> BlockTable:
+        """The table that gave *saved* and *free*. Raises ValueError if they disagree."""
+        table = cls()
+        if sorted(free) != [index for index, entry in enumerate(saved) if entry is None]:
+            raise ValueError("free blocks are not those that are free")
+        for entry in saved:
+            table._blocks.append(None if entry is None else entry.block)
+            table._made.append(None if entry is None else Made(entry.partition, entry.time, entry.lineage))
+            table._rows.append(0 if entry is None else entry.rows)
+        table._free = list(free)
+        return table
 
     def task(self, index: int) -> str:
         """The task that made the block, or an empty text."""

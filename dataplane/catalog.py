@@ -61,6 +61,7 @@ class Catalog:
             records.Published: self._published,
             records.Checkpointed: self._checkpointed,
             records.Cleared: self._cleared,
+            records.BlocksMerged: self._blocks_merged,
             records.EpochOpened: self._epoch_opened,
             records.Noted: lambda record: None,
         }
@@ -171,10 +172,20 @@ class Catalog:
     def _cleared(self, record: records.Cleared) -> Touched:
         partition = self.partitions[record.partition]
         slots = partition.slots(from_runs(record.runs))
+        if record.columns:
+            self.blocks.release(partition.clear_columns(slots, record.columns))
+            return Touched(partition, slots)
         self._end_leases(partition, list(partition.tasks), slots)
         packed = partition.packed
         self.blocks.release(partition.clear(slots))
         return Touched(partition, slots if partition.packed == packed else np.empty(0, np.int64))
+
+    def _blocks_merged(self, record: records.BlocksMerged) -> Touched:
+        partition = self.partitions[record.partition]
+        slots = partition.slots(from_runs(record.runs))
+        index = self.blocks.add(record.block, partition.name, record.time, record.lineage)
+        self.blocks.release(partition.move(slots, record.block.columns[:-1], index))
+        return Touched(partition, slots)
 
     def _epoch_opened(self, record: records.EpochOpened) -> Touched:
         self.epoch = record.epoch
@@ -227,4 +238,3 @@ class Catalog:
     def _blocks_of(self, partition: Partition, slots: Ints) -> list[int]:
         found = [np.unique(cells.block.data[slots]) for cells in partition.cells.values()]
         return [index for index in np.unique(np.concatenate(found)).tolist() if index >= 0] if found else []
-

@@ -89,9 +89,7 @@ def refuse_uncovered(partition: Partition, slots: Ints, covered: int) -> None:
         )
 
 
-def refuse_unfinished_readers(
-    partition: Partition, slots: Ints, tasks: Sequence[str], blocks: BlockTable
-) -> None:
+def refuse_unfinished_readers(partition: Partition, slots: Ints, tasks: Sequence[str], blocks: BlockTable) -> None:
     """What is superseded must not stay the ground of a finished task that is not repeated."""
     gone = {
         name

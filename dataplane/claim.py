@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dataplane.storage import BlockGone
 from schemas.arrays import ColumnData, clean_text
 from schemas.batch import Batch
+from schemas.errors import CorruptData
 from schemas.records import Granted
 
 if TYPE_CHECKING:
@@ -37,9 +39,15 @@ class Claim:
 
     @property
     def batch(self) -> Batch:
-        """The task's reads of these rows, read when first asked for; writing into it changes nothing stored."""
+        """The task's reads of these rows, read when first asked for; writing into it changes nothing stored.
+
+        Raises CorruptData for a damaged or lost block: what becomes of the claim's rows is for its holder to say.
+        """
         if self._batch is None:
-            self._batch = self._plane.get(self.partition, self.sample_ids, self._reads, copy=False)
+            try:
+                self._batch = self._plane._get(self.partition, self.sample_ids, self._reads, "raise", copy=False)
+            except BlockGone as error:
+                raise CorruptData(str(error)) from error
         return self._batch
 
     def commit(

@@ -19,15 +19,23 @@ import numpy as np
 from dataplane.blocks import BlockReader
 from dataplane.catalog import Touched
 from dataplane.checks import check_error, check_put
+from dataplane.journal import Place
 from dataplane.leases import Lease
 from dataplane.numbers import Ints, from_runs, to_runs
 from dataplane.partition import Partition
 from dataplane.queues import TaskQueue
 from dataplane.reader import CatalogReader, Clock
-from dataplane.storage import Storage
+from dataplane.snapshot import pack
+from dataplane.storage import Storage, Writer
 from schemas import records
 from schemas.errors import InputError, LeaseLost, did_you_mean
 from schemas.records import AnyRecord, ClaimRequest, CommitRequest, Granted
+
+#: A snapshot is made when the journal has grown by so much (or by as much as the last snapshot took).
+SNAPSHOT_BYTES = 16 << 20
+
+#: The same when the store is closed.
+CLOSE_BYTES = 1 << 20
 
 
 class ClaimHost(CatalogReader):
@@ -35,19 +43,46 @@ class ClaimHost(CatalogReader):
 
     def __init__(self, storage: Storage, blocks: BlockReader, clock: Clock = time.time) -> None:
         super().__init__(storage, blocks, clock)
+        before = storage.writer()
         storage.lock()
         self._queues: dict[tuple[str, str], TaskQueue] = {}
         self._life = secrets.token_hex(3)  # claims of another life of the host are unknown to this one
         self._claims = count(1)
         self._changed = threading.Condition(self._guard)
+        self._snapshot_bytes = 0
         try:
             self.refresh()
             self._journal.cut_tail()
+            self._delete_leftovers(before)
             with self._guard:
                 self._write(records.Opened(time=clock(), format=records.FORMAT, pid=os.getpid()))
         except BaseException:
             storage.close()
             raise
+
+    def close(self) -> None:
+        """End well: what the journal says is all there is."""
+        with self._guard:
+            if self._journal.position - self._journal.snapshot_at > CLOSE_BYTES:
+                self._snapshot()
+            self.storage.closed(self._journal.position)
+
+    def _delete_leftovers(self, before: Writer) -> None:
+        """Blocks of puts that a crash kept from being acknowledged; none while records may be missing."""
+        if before.closed_at is None or before.closed_at == self._journal.position:
+            needed = {block.id for block, _, _ in self._catalog.blocks}
+            self.storage.delete(set(self.storage.blocks()) - needed)
+
+    def _snapshot(self, trim: bool = False) -> None:
+        """Keep the catalog as it is; with *trim* forget the journal that led to it."""
+        position = self._journal.position
+        parts = pack(self._catalog, Place(self._journal.seq, self._journal.seq if trim else self._journal.first_seq))
+        self.storage.save(position, parts)
+        self._snapshot_bytes = sum(map(len, parts))  # type: ignore[arg-type]  # bytes
+        self._journal.snapshot_at = position
+        if trim:
+            self.storage.trim(position)
+            self._journal.first_seq = self._journal.seq
 
     def claim(self, request: ClaimRequest) -> Granted | None:
         """Lease ready rows; None when there are none. Raises InputError."""
@@ -146,16 +181,6 @@ class ClaimHost(CatalogReader):
             self._expire()
             return super().progress(partition)
 
-    def fail_claims(self, worker: str, error: str) -> int:
-        """Give up the rows that *worker* holds; their number. Raises InputError for an unknown error code."""
-        check_error(error)
-        with self._guard:
-            held = [lease for lease in self._catalog.leases.all() if lease.worker == worker]
-            for lease in held:
-                errors = dict.fromkeys(lease.numbers.tolist(), error)
-                self._write(records.Failed(time=self.clock(), partition=lease.partition, errors=errors))
-            return sum(len(lease.numbers) for lease in held)
-
     def position(self) -> int:
         """How many records the journal has."""
         with self._guard:
@@ -175,6 +200,8 @@ class ClaimHost(CatalogReader):
         self._changed.notify_all()
         self._applied(self._catalog.apply(record))
         self._drop_gone()
+        if self._journal.position - self._journal.snapshot_at > max(SNAPSHOT_BYTES, self._snapshot_bytes):
+            self._snapshot()
 
     def _drop_gone(self) -> list[str]:
         gone = super()._drop_gone()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from dataplane.numbers import from_runs, run_length
@@ -46,12 +47,14 @@ class History:
 
     def __init__(self, with_ids: bool) -> None:
         self._with_ids = with_ids
-        self._ids: dict[str, list[str]] = {}
+        self._ids: dict[str, dict[int, str]] = {}
         self._epoch = 0
 
     def event(self, record: records.AnyRecord) -> dict[str, Any]:
         """Columns of ``EVENTS_SCHEMA`` for the next record, but for its ``seq``."""
         fields = msgspec.structs.asdict(record)
+        if isinstance(record, records.Noted):
+            fields |= fields.pop("fields")
         self._epoch = fields.get("epoch", self._epoch)
         failed = fields.get("failed") or fields.get("errors") or {}
         event = {key: fields[key] for key in fields.keys() & _PLACED}
@@ -67,16 +70,22 @@ class History:
 
     def _named(self, record: Any, failed: Iterable[int]) -> dict[str, list[str]]:
         if isinstance(record, records.Put):
-            self._ids.setdefault(record.partition, []).extend(record.ids)
-        ids = self._ids.get(getattr(record, "partition", ""), [])
+            new = np.sort(from_runs(record.runs))[run_length(record.runs) - len(record.ids) :]  # the largest so far
+            self._ids.setdefault(record.partition, {}).update(zip(new.tolist(), record.ids, strict=True))
+        ids = self._ids.get(getattr(record, "partition", ""), {})
         numbers = from_runs(getattr(record, "runs", ())).tolist()
-        return {"sample_ids": [ids[number] for number in numbers], "failed_ids": [ids[number] for number in failed]}
+        return {"sample_ids": _names(ids, numbers), "failed_ids": _names(ids, failed)}
 
 
-def events_table(journal: Iterable[records.AnyRecord], with_ids: bool = False) -> pa.Table:
-    """The whole journal, a row a record; see ``EVENTS_SCHEMA``. ``detail`` holds the other fields as JSON."""
+def _names(ids: dict[int, str], numbers: Iterable[int]) -> list[str]:
+    """Ids of rows; ``#number`` for one that is older than the kept journal."""
+    return [ids.get(number) or f"#{number}" for number in numbers]
+
+
+def events_table(journal: Iterable[records.AnyRecord], with_ids: bool = False, first_seq: int = 0) -> pa.Table:
+    """The journal, a row a record, the first of them number *first_seq*; see ``EVENTS_SCHEMA``. ``detail`` holds the other fields as JSON."""
     history = History(with_ids)
-    rows = [{"seq": seq, **history.event(record)} for seq, record in enumerate(journal)]
+    rows = [{"seq": seq, **history.event(record)} for seq, record in enumerate(journal, first_seq)]
     return pa.Table.from_pylist(rows, schema=pa.schema([*EVENTS_SCHEMA, *(IDS if with_ids else ())]))
 
 

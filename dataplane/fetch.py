@@ -14,6 +14,7 @@ from dataplane.gather import gather, owned
 from dataplane.numbers import distinct
 from dataplane.storage import BlockGone
 from schemas.columns import SAMPLE_ID
+from schemas.errors import CorruptData
 from schemas.records import Located
 
 Memory = Literal["copy", "private", "shared"]
@@ -76,7 +77,11 @@ def _load(
     loaded = {}
     for block, positions in wanted.items():
         read = reader.private if block in mapped else reader.shared
-        arrays = read(located.blocks[block], [schema.field(at) for at in positions])
+        try:
+            arrays = read(located.blocks[block], [schema.field(at) for at in positions])
+        except CorruptData as error:
+            error.block = located.blocks[block].id
+            raise
         loaded.update({(at, block): array for at, array in zip(positions, arrays, strict=True)})
     return loaded
 

@@ -9,6 +9,7 @@ import numpy as np
 from dataplane.checks import (
     check_columns,
     check_error,
+    check_known,
     check_put,
     check_same_task,
     refuse_uncovered,
@@ -20,7 +21,7 @@ from dataplane.partition import Partition
 from dataplane.reader import schema_from
 from schemas import records
 from schemas.errors import InputError
-from schemas.records import PutRequest
+from schemas.records import Lineage, MergeRequest, PutRequest
 
 
 class CatalogHost(ClaimHost):
@@ -115,16 +116,79 @@ class CatalogHost(ClaimHost):
                     records.Requeued(time=self.clock(), partition=partition, runs=to_runs(numbers), tasks=list(tasks))
                 )
 
-    def clear(self, partition: str, ids: Sequence[str]) -> int:
-        """Forget rows; unknown ids are skipped. The number cleared. Raises InputError for rows of an uncovered step."""
+    def lose(self, block: str, error: str) -> int:
+        """Give up the rows that need a block which is gone or damaged; how many had not failed yet."""
+        check_error(error)
+        with self._guard:
+            lost = 0
+            for found in self._catalog.partitions.values():
+                slots = found.needing(self._catalog.blocks.indexes(block))
+                numbers = found.numbers_at(slots[~found.failed.data[slots]])
+                if len(numbers):
+                    errors = dict.fromkeys(numbers.tolist(), error)
+                    self._write(records.Failed(time=self.clock(), partition=found.name, errors=errors))
+                    lost += len(numbers)
+            return lost
+
+    def clear(self, partition: str, ids: Sequence[str], columns: Sequence[str] = ()) -> int:
+        """Forget rows, or *columns* of them; unknown ids are skipped. The number of rows that changed.
+
+        Raises InputError for rows of a step that no checkpoint covers.
+        """
         with self._guard:
             found = self._partition(partition)
+            check_known(found, columns)
             numbers = found.find(dict.fromkeys(ids))
             numbers = np.sort(numbers[numbers >= 0])
-            refuse_uncovered(found, found.slots(numbers), self._catalog.covered())
-            if len(numbers):
-                self._write(records.Cleared(time=self.clock(), partition=partition, runs=to_runs(numbers)))
+            slots = found.slots(numbers)
+            refuse_uncovered(found, slots, self._catalog.covered())
+            if columns:
+                numbers = numbers[np.logical_or.reduce([found.present(name, slots) for name in columns])]
+            self._clear(found, numbers, columns)
             return len(numbers)
+
+    def _clear(self, partition: Partition, numbers: Ints, columns: Sequence[str]) -> None:
+        if len(numbers):
+            self._write(
+                records.Cleared(
+                    time=self.clock(), partition=partition.name, runs=to_runs(numbers), columns=list(columns)
+                )
+            )
+
+    def merge(self, request: MergeRequest) -> bool:
+        """Let a written block take the place of those it was made of; False if one of the values changed meanwhile."""
+        with self._guard:
+            columns = list(request.block.columns[:-1])
+            found = self._partition(request.partition)
+            if self.locate(request.partition, request.ids, columns, "null") != request.found:
+                return False
+            numbers = self._known(found, request.ids)
+            lineage = Lineage(task="merge")
+            self._write(
+                records.BlocksMerged(
+                    time=self.clock(),
+                    partition=request.partition,
+                    runs=to_runs(numbers),
+                    block=request.block,
+                    lineage=lineage,
+                )
+            )
+            return True
+
+    def snapshot(self, trim: bool) -> None:
+        """Let the store open from here; with *trim* what led here is forgotten: ``events`` begins here."""
+        with self._guard:
+            self._snapshot(trim)
+
+    def forget(self, block: str, columns: Sequence[str]) -> int:
+        """Clear what rows have of *columns* in a block that is gone or damaged; how many rows had something."""
+        with self._guard:
+            rows = 0
+            for found in self._catalog.partitions.values():
+                slots = found.needing(self._catalog.blocks.indexes(block))
+                self._clear(found, found.numbers_at(slots), [name for name in columns if name in found.cells])
+                rows += len(slots)
+            return rows
 
     # -- the run ------------------------------------------------------------------------------------------------------
 

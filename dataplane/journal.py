@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 import xxhash
@@ -60,16 +61,26 @@ def frames(data: bytes, start: int = 0) -> Iterator[tuple[int, AnyRecord]]:
         yield start + at, _record(payload, start + at)
 
 
+class Place(NamedTuple):
+    """How many records a snapshot holds, and the number of the first that is still in the journal."""
+
+    seq: int
+    first_seq: int
+
+
 class Journal:
     """The writer's or a follower's place in a store's journal.
 
-    ``position`` is the offset behind the last record read or written; ``seq`` counts records from 0.
+    ``position`` is the offset behind the last record read or written; ``seq`` counts records from 0, ``first_seq`` of
+    them before the kept part; ``snapshot_at`` is where the snapshot stands.
     """
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.position = 0
         self.seq = 0
+        self.first_seq = 0
+        self.snapshot_at = 0
 
     def read(self) -> Iterator[AnyRecord]:
         """Records that came since the last call, oldest first."""
@@ -78,6 +89,11 @@ class Journal:
             self.position = end
             self.seq += 1
             yield record
+
+    def go_to(self, position: int, place: Place) -> None:
+        """The catalog stands where a snapshot stands."""
+        self.position = self.snapshot_at = position
+        self.seq, self.first_seq = place
 
     def cut_tail(self) -> None:
         """Drop what lies behind the last whole record: the writer's right, after reading everything."""

@@ -1,9 +1,10 @@
 """The local backend: a directory on disk or in /dev/shm.
 
-    DIR/lock                    held by the writer (flock); its text names the process
+    DIR/lock                    held by the writer (flock); its text names the process, or where the last one closed
     DIR/blocks/ID.arrow         immutable Arrow IPC files, any Arrow reader opens them
     DIR/blocks/ID.tmp           a block being written; renamed when whole
     DIR/journal/0000….log       segments, each named by the journal offset it starts at
+    DIR/snapshots/0000….snap    the snapshot, named by its position in the journal
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import errno
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,8 +22,8 @@ from typing import Literal
 import pyarrow as pa
 
 from dataplane.maps import map_private
-from dataplane.storage import BlockGone, BytesLike
-from schemas.errors import InputError, StoreError, StoreLocked
+from dataplane.storage import REPAIR, BlockGone, BytesLike, Trimmed, Writer
+from schemas.errors import CorruptData, InputError, StoreError, StoreLocked
 
 Durability = Literal["process", "power"]
 
@@ -32,8 +34,15 @@ SEGMENT_BYTES = 64 << 20
 _MAX_PARTS = 1024
 
 
+#: How long a new writer waits for a lock that a check may hold for a moment.
+_PATIENCE_S = 0.1
+
+
 class LocalStorage:
     """Blocks as files, the journal as segments. ``durability="power"`` adds fsync to every write."""
+
+    copies = False
+    max_block_bytes: int | None = None
 
     def __init__(
         self,
@@ -45,17 +54,19 @@ class LocalStorage:
         if durability not in ("process", "power"):
             raise InputError(f"durability: expected 'process' or 'power', got {durability!r}")
         self.path = Path(path).absolute()
-        self.url = str(self.path)
+        self.url = self.location = str(self.path)
         self.segment_bytes = segment_bytes
         self.fsync = durability == "power"
         self._blocks = self.path / "blocks"
         self._segments = self.path / "journal"
+        self._snapshots = self.path / "snapshots"
         self._lock_fd: int | None = None
         self._segment: _Segment | None = None
         self._guard = threading.Lock()
         if create:
             self._blocks.mkdir(parents=True, exist_ok=True)
             self._segments.mkdir(exist_ok=True)
+            self._snapshots.mkdir(exist_ok=True)
         elif not self._segments.is_dir():
             raise InputError(f"{self.url}: no store here; open it with mode='w' to make one")
 
@@ -63,17 +74,33 @@ class LocalStorage:
 
     def lock(self) -> None:
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _locked(fd, fcntl.LOCK_EX):
             holder = os.pread(fd, 100, 0).decode(errors="replace").strip() or "unknown"
             os.close(fd)
             raise StoreLocked(
                 f"{self.url} is already open for writing by process {holder}; close it there, or open with mode='r'"
-            ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            )
+        _set_text(fd, f"{os.getpid()}\n")
         self._lock_fd = fd
+        for leftover in (*self._blocks.glob("*.tmp"), *self._snapshots.glob("*.tmp")):
+            leftover.unlink(missing_ok=True)
+
+    def writer(self) -> Writer:
+        try:
+            fd = os.open(self.path / "lock", os.O_RDONLY)
+        except FileNotFoundError:
+            return Writer(False, None)
+        try:
+            if not _locked(fd, fcntl.LOCK_SH):
+                return Writer(True, None)
+            word, _, position = os.pread(fd, 100, 0).decode(errors="replace").strip().partition(" ")
+            return Writer(False, int(position) if word == "closed" and position.isdecimal() else None)
+        finally:
+            os.close(fd)
+
+    def closed(self, position: int) -> None:
+        if self._lock_fd is not None:
+            _set_text(self._lock_fd, f"closed {position}\n")
 
     def close(self) -> None:
         with self._guard:
@@ -85,21 +112,25 @@ class LocalStorage:
     # -- blocks ---------------------------------------------------------------------------------------------------
 
     def write(self, block: str, parts: Sequence[BytesLike]) -> None:
-        target, temporary = self._file(block), self._blocks / f"{block}.tmp"
-        with _disk_errors(f"block {block} in {self.url}"):
+        self._keep(self._file(block), f"block {block}", parts)
+
+    def _keep(self, target: str, what: str, parts: Sequence[BytesLike]) -> None:
+        """A file with *parts*, whole or not at all: written under another name, then renamed."""
+        temporary = f"{os.path.splitext(target)[0]}.tmp"
+        with _disk_errors(f"{what} in {self.url}"):
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             try:
                 _write_all(fd, parts)
                 if self.fsync:
                     os.fsync(fd)
             except BaseException:
-                temporary.unlink(missing_ok=True)
+                os.unlink(temporary)
                 raise
             finally:
                 os.close(fd)
             os.rename(temporary, target)
             if self.fsync:
-                _fsync_directory(self._blocks)
+                _fsync_directory(Path(target).parent)
 
     def view(self, block: str) -> pa.Buffer:
         return self.private(block)  # a map costs the same, and nobody can write through it to the file
@@ -140,8 +171,44 @@ class LocalStorage:
 
     def journal(self, start: int = 0) -> bytes:
         starts = self._starts()
+        if starts and start < starts[0]:
+            raise Trimmed(f"{self.url}: the journal begins at byte {starts[0]}, not {start}")
         holder = max((s for s in starts if s <= start), default=0)
-        return b"".join(_read_from(self._segment_file(s), max(0, start - s)) for s in starts if s >= holder)
+        if starts and holder == starts[-1] and start > holder + os.path.getsize(self._segment_file(holder)):
+            raise CorruptData(f"{self.url}: the journal ends before byte {start}, where the snapshot stands; {REPAIR}")
+        try:
+            return b"".join(_read_from(self._segment_file(s), max(0, start - s)) for s in starts if s >= holder)
+        except FileNotFoundError:
+            raise Trimmed(f"{self.url}: the journal was trimmed just now") from None
+
+    def start(self) -> int:
+        return next(iter(self._starts()), 0)
+
+    def trim(self, position: int) -> None:
+        with self._guard:
+            self._close_segment()
+            self._segment_file(position).touch()
+            if self.fsync:
+                _fsync_directory(self._segments)
+            for start in self._starts():
+                if start < position:
+                    self._segment_file(start).unlink()
+
+    def save(self, position: int, parts: Sequence[BytesLike]) -> None:
+        self._snapshots.mkdir(exist_ok=True)
+        target = self._snapshots / f"{position:020d}.snap"
+        self._keep(str(target), "snapshot", parts)
+        for old in self._snapshots.glob("*.snap"):
+            if old.name < target.name:
+                old.unlink(missing_ok=True)
+
+    def saved(self) -> tuple[int, BytesLike] | None:
+        while True:
+            newest = max(self._snapshots.glob("*.snap"), default=None)
+            if newest is None:
+                return None
+            with suppress(FileNotFoundError):  # a newer one took its place
+                return int(newest.stem), map_private(str(newest))
 
     def cut(self, size: int) -> None:
         with self._guard:
@@ -188,6 +255,24 @@ class _Segment:
         self.start = start
         self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.size = os.fstat(self.fd).st_size
+
+
+def _locked(fd: int, how: int) -> bool:
+    """Whether the lock could be had, within the moment that a check may hold it."""
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(_PATIENCE_S / 10)
+
+
+def _set_text(fd: int, text: str) -> None:
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, text.encode(), 0)
 
 
 def _read_from(path: Path, start: int) -> bytes:

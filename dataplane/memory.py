@@ -6,19 +6,24 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 
-from dataplane.storage import BlockGone, BytesLike
+from dataplane.storage import BlockGone, BytesLike, Trimmed, Writer
 from schemas.errors import StoreLocked
 
 
 class MemoryStorage:
     """Blocks in a dict, the journal in a bytearray. Closing gives up the lock and keeps the data."""
 
-    url = "memory://"
+    url = location = "memory://"
+    copies = False
+    max_block_bytes: int | None = None
 
     def __init__(self) -> None:
         self._blocks: dict[str, bytes] = {}
         self._journal = bytearray()
+        self._start = 0
+        self._snapshot: tuple[int, bytes] | None = None
         self._locked = False
+        self._closed_at: int | None = None
         self._guard = threading.Lock()
 
     def lock(self) -> None:
@@ -26,6 +31,13 @@ class MemoryStorage:
             if self._locked:
                 raise StoreLocked(f"{self.url} is open for writing by process {os.getpid()} already; close that first")
             self._locked = True
+            self._closed_at = None
+
+    def writer(self) -> Writer:
+        return Writer(self._locked, None if self._locked else self._closed_at)
+
+    def closed(self, position: int) -> None:
+        self._closed_at = position
 
     def close(self) -> None:
         self._locked = False
@@ -55,8 +67,24 @@ class MemoryStorage:
 
     def journal(self, start: int = 0) -> bytes:
         with self._guard:
-            return bytes(self._journal[start:])
+            if start < self._start:
+                raise Trimmed(f"{self.url}: the journal begins at byte {self._start}, not {start}")
+            return bytes(self._journal[start - self._start :])
+
+    def start(self) -> int:
+        return self._start
+
+    def trim(self, position: int) -> None:
+        with self._guard:
+            del self._journal[: position - self._start]
+            self._start = position
+
+    def save(self, position: int, parts: Sequence[BytesLike]) -> None:
+        self._snapshot = position, b"".join(parts)  # type: ignore[arg-type]
+
+    def saved(self) -> tuple[int, BytesLike] | None:
+        return self._snapshot
 
     def cut(self, size: int) -> None:
         with self._guard:
-            del self._journal[size:]
+            del self._journal[size - self._start :]

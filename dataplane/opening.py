@@ -23,12 +23,13 @@ def open_plane(
 ) -> DataPlane:
     """Open a store for writing (making it if need be) or, beside its writer, for reading.
 
-    *url* is a directory, ``memory://`` (new and empty) or a storage object. *durability* is "process" (a killed
+    *url* is a directory, ``redis://host:port/db?prefix=name`` (``rediss://`` with TLS, ``redis+unix:///socket``),
+    ``memory://`` (new and empty) or a storage object. *durability* is "process" (a killed
     process loses nothing) or "power" (neither does a power cut). Raises StoreLocked naming the writer, InputError.
     """
     if mode not in ("w", "r"):
         raise InputError(f"mode: expected 'w' or 'r', got {mode!r}")
-    return DataPlane(_storage(url, mode, durability), mode, clock)
+    return DataPlane(storage_at(url, durability, create=mode == "w"), mode, clock)
 
 
 def connect(address: str) -> DataPlane:
@@ -40,21 +41,29 @@ def connect(address: str) -> DataPlane:
     remote = RemoteHost(address)
     try:
         if remote.storage_url.startswith("memory://"):
-            raise InputError(f"the plane at {address} keeps its blocks in memory of its own process; host a directory instead")
-        return DataPlane(_storage(remote.storage_url, "r", "process"), remote=remote)
+            raise InputError(f"the plane at {address} keeps its blocks in its own memory; host a directory or redis://")
+        return DataPlane(storage_at(remote.storage_url, create=False), remote=remote)
     except BaseException:
         remote.close()
         raise
 
 
-def _storage(url: str | os.PathLike[str] | Storage, mode: str, durability: Durability) -> Storage:
+def storage_at(
+    url: str | os.PathLike[str] | Storage, durability: Durability = "process", create: bool = True
+) -> Storage:
+    """The backend that *url* names. Raises InputError."""
     if not isinstance(url, (str, os.PathLike)):
         return url
     scheme, separator, rest = os.fspath(url).partition("://")
-    if not separator:
-        return LocalStorage(url, durability, create=mode == "w")
-    if scheme == "file":
-        return LocalStorage(rest, durability, create=mode == "w")
+    if not separator or scheme == "file":
+        return LocalStorage(rest if separator else url, durability, create)
     if scheme == "memory":
         return MemoryStorage()
-    raise InputError(f"store {os.fspath(url)!r}: expected a directory or memory://, got scheme {scheme!r}")
+    if scheme.removeprefix("redis+") in ("redis", "rediss", "unix"):
+        from dataplane.redis import RedisStorage  # the client is loaded by those who use it
+
+        return RedisStorage(os.fspath(url), durability, create)
+    raise InputError(
+        f"store {os.fspath(url)!r}: expected a directory, redis://, rediss://, redis+unix:// or memory://, "
+        f"got scheme {scheme!r}"
+    )

@@ -24,9 +24,12 @@ from dataplane.numbers import Bools, Grown, Ints
 #: Packing starts when more rows are dead than alive, and at least this many.
 _PACK_AT = 4096
 
+#: Block index of a value that was there and was cleared.
+CLEARED = -2
+
 
 class Cells:
-    """Where one column's values lie: block index (−1: missing) and row in that block, an entry a slot."""
+    """Where one column's values lie: block index (−1: missing, −2: cleared) and row in that block, an entry a slot."""
 
     __slots__ = ("block", "row")
 
@@ -133,6 +136,28 @@ class Partition:
             self._count_missing(name, slots, old < 0, -1)
         return self._unused(slots, before) if (before >= 0).any() else []
 
+    def move(self, slots: Ints, columns: Iterable[str], block: int) -> list[tuple[int, int]]:
+        """What ``slots[i]`` has in *columns* lies in row i of *block*. Gives ``(block, rows)`` pairs as ``write``."""
+        names = list(columns)
+        before = self._blocks(slots, names)
+        rows, needs = np.arange(len(slots), dtype=np.int32), np.zeros(len(slots), np.bool_)
+        for name, old in zip(names, before, strict=True):
+            there = old >= 0
+            needs |= there
+            self.cells[name].block.data[slots[there]] = block
+            self.cells[name].row.data[slots[there]] = rows[there]
+        return [*self._unused(slots, before), (block, int((~needs).sum()))]
+
+    def clear_columns(self, slots: Ints, columns: Iterable[str]) -> list[tuple[int, int]]:
+        """These values are gone. Gives ``(block, rows)`` pairs that nothing needs any more."""
+        names = [name for name in columns if name in self.cells]
+        before = self._blocks(slots, names)
+        for name, old in zip(names, before, strict=True):
+            there = old >= 0
+            self.cells[name].block.data[slots[there]] = CLEARED
+            self._count_missing(name, slots, there, 1)
+        return self._unused(slots, before)
+
     def supersede(self, slots: Ints, tasks: Sequence[str], blocks_of: Sequence[int]) -> list[str]:
         """Hide what *tasks* wrote: cells in *blocks_of*, or of columns the tasks declare. Names of hidden columns."""
         if not len(slots):
@@ -193,6 +218,13 @@ class Partition:
         """Whether each of these rows has a value in column *name*."""
         cells = self.cells.get(name)
         return np.zeros(len(slots), np.bool_) if cells is None else cells.block.data[slots] >= 0
+
+    def needing(self, blocks: Sequence[int]) -> Ints:
+        """Slots of rows with a visible value in one of *blocks*."""
+        needs = np.zeros(self.size, np.bool_)
+        for cells in self.cells.values():
+            needs |= np.isin(cells.block.data[: self.size], blocks)
+        return np.flatnonzero(needs)
 
     def ready(self, task: Task, slots: Ints) -> Bools:
         """Which of these rows a claim for *task* may take."""

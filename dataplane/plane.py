@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,9 +13,10 @@ from dataplane.host import CatalogHost
 from dataplane.plane_reader import PlaneReader, Where, wanted
 from dataplane.reader import schema_bytes
 from dataplane.remote import RemoteHost
+from dataplane.retention import Retained, retain
 from schemas import records
 from schemas.arrays import ColumnData, clean_text, to_arrow
-from schemas.columns import TRAIN, schema_of
+from schemas.columns import HEAVY, TRAIN, schema_of
 from schemas.errors import InputError, StoreError, did_you_mean
 from schemas.records import Block, ClaimRequest, CommitRequest, PutRequest
 
@@ -66,20 +67,27 @@ class DataPlane(PlaneReader):
         """Like ``put``, for columns that may be there: readers see the old values or the new, never a mix."""
         self._put(partition, list(ids), columns, put_id, lineage, replace=True)
 
-    def clear(self, partition: str, ids: Sequence[str]) -> int:
-        """Forget rows, and blocks that no row needs any more; the number of rows that were there.
+    def clear(self, partition: str, ids: Sequence[str], columns: Sequence[str] = ()) -> int:
+        """Forget rows (or only *columns* of them), and blocks that no row needs any more; the number of rows changed.
 
         Raises InputError for rows of a step that no checkpoint covers.
         """
-        return self._writer.clear(partition, list(ids))
+        return self._writer.clear(partition, list(ids), list(columns))
+
+    def retain(
+        self,
+        steps: int | None = None,
+        heavy_steps: int | None = 0,
+        heavy: Collection[str] = HEAVY,
+        partition: str = TRAIN,
+    ) -> Retained:
+        """What a checkpoint allows: clear the rows of steps that it covers, but for the last *steps*, and the *heavy*
+        columns of steps but for the last *heavy_steps* (None keeps all); merge the blocks of each covered step."""
+        return retain(self, steps, heavy_steps, heavy, partition)
 
     def fail(self, partition: str, errors: Mapping[str, str]) -> None:
         """Give rows up (id to "code: detail"), whoever holds them."""
         self._writer.fail(partition, clean_text(dict(errors)))
-
-    def fail_claims(self, worker: str, error: str) -> int:
-        """Give up every row that *worker* holds ("code: detail"); their number."""
-        return self._writer.fail_claims(worker, error)
 
     def position(self) -> int:
         """How many records the journal has; it grows with every change."""
@@ -198,6 +206,13 @@ class DataPlane(PlaneReader):
 
     def _write(self, partition: str, ids: list[str], arrays: dict[str, pa.Array]) -> Block:
         block, parts = encode(self._schema(partition), arrays, ids)
+        limit = self.storage.max_block_bytes
+        if limit is not None and block.size_bytes > limit:
+            largest = max(arrays, key=lambda name: arrays[name].nbytes)
+            raise StoreError(
+                f"{len(ids)} rows of {block.size_bytes:,} bytes ({arrays[largest].nbytes:,} of them in column "
+                f"{largest!r}): more than the {limit:,} that {self.url} takes at once; put fewer rows at a time"
+            )
         self.storage.write(block.id, parts)
         return block
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, Self
 
 import pyarrow as pa
@@ -17,11 +18,12 @@ from dataplane.journal import frames
 from dataplane.reader import Clock, schema_from
 from dataplane.remote import RemoteHost
 from dataplane.server import HostServer
-from dataplane.storage import Storage
+from dataplane.snapshot import place_of
+from dataplane.storage import BlockGone, Storage, Trimmed
 from schemas import records
 from schemas.batch import Batch
 from schemas.columns import TRAIN
-from schemas.errors import InputError, StoreError, did_you_mean
+from schemas.errors import CorruptData, InputError, StoreError, did_you_mean
 from schemas.records import Located
 
 Where = Mapping[str, Any]
@@ -62,21 +64,31 @@ class PlaneReader:
             self._closed = True
             if self._server is not None:
                 self._server.close()
-            if isinstance(self._host, RemoteHost):
+            if isinstance(self._host, (RemoteHost, CatalogHost)):
                 self._host.close()
             self._reader.close()
             self.storage.close()
 
     @property
     def address(self) -> str:
-        """What :func:`dataplane.connect` takes in another process of this machine; served from the first time it is asked."""
+        """What :func:`dataplane.connect` takes in another process of this machine; served once it is asked for."""
         if isinstance(self._host, RemoteHost):
             return self._host.address
+        return self._server.address if self._server is not None else self.serve()
+
+    def serve(self, tcp: str | None = None) -> str:
+        """Serve other processes: through a unix socket, or at network interface *tcp* for other machines.
+
+        Gives the address for :func:`dataplane.connect`; with *tcp* it holds a token: who knows it may use the plane.
+        Raises StoreError for a plane that hosts nothing.
+        """
         if not isinstance(self._host, CatalogHost):
-            raise StoreError(f"{self.url} is open read-only, and hosts nothing; other processes open it read-only too")
-        if self._server is None:
-            self._server = HostServer(self._host)
-        return self._server.address
+            raise StoreError(f"{self.url} is not hosted here, and only its host can serve it")
+        server = HostServer(self._host, tcp)
+        if self._server is not None:
+            self._server.close()
+        self._server = server
+        return server.address
 
     def take_served_seconds(self) -> float:
         """Processor seconds spent on answers to other processes since the last call."""
@@ -92,19 +104,37 @@ class PlaneReader:
     ) -> Batch:
         """*columns* of rows in the order asked, repeats allowed.
 
-        Raises MissingRows naming ids and columns, unless *missing* is "null". With *copy* the memory is the
+        Raises MissingRows naming ids and columns, unless *missing* is "null"; StoreError for a block that is lost or
+        CorruptData for one that is damaged, whose rows are given up. With *copy* the memory is the
         batch's own; without, it may be a private map of the stored bytes: either way, writing into it changes nothing
         stored.
         """
+        try:
+            return self._get(partition, list(ids), list(columns), missing, copy)
+        except BlockGone as error:
+            self._give_up(error, error.block, "lost")
+            raise
+        except CorruptData as error:
+            self._give_up(error, error.block, "corrupt")
+            raise
+
+    def _get(
+        self, partition: str, ids: list[str], columns: list[str], missing: Literal["raise", "null"], copy: bool
+    ) -> Batch:
         if missing not in ("raise", "null"):
             raise InputError(f"missing: expected 'raise' or 'null', got {missing!r}")
-        ids = list(ids)
         memory: Memory = "copy" if copy else "private"
 
         def locate() -> Located:
-            return self._host.locate(partition, ids, list(columns), missing)
+            return self._host.locate(partition, ids, columns, missing)
 
         return Batch(ids, fetch(self._reader, locate, self.refresh, memory), writable=True)
+
+    def _give_up(self, error: StoreError, block: str, code: str) -> None:
+        """Fail the rows that need *block*, if this plane may: nobody should wait for them or train on them."""
+        if block and not isinstance(self._host, Follower):
+            rows = self._host.lose(block, f"{code}: {error}")
+            error.add_note(f"{rows} rows that need it are given up")
 
     def refresh(self) -> int:
         """Follow the writer: read what the journal has gained; the number of new records."""
@@ -166,8 +196,14 @@ class PlaneReader:
         return self._host.row_state(partition)
 
     def events(self, with_ids: bool = False) -> pa.Table:
-        """The journal, a row a record; *with_ids* adds the samples each one is about, and those that failed."""
-        return events_table((record for _, record in frames(self.storage.journal())), with_ids)
+        """The journal as far as it is kept, a row a record; *with_ids* adds the samples each one is about, and those that failed."""
+        while True:
+            saved = self.storage.saved()
+            start = self.storage.start()
+            first_seq = place_of(saved[1]).first_seq if start and saved is not None else 0
+            with suppress(Trimmed):  # between the two: look again
+                data = self.storage.journal(start)
+                return events_table((record for _, record in frames(data, start)), with_ids, first_seq)
 
     def sql(self, query: str, parameters: Any = None) -> pa.Table:
         """The result of one read-only query over ``samples``, ``tokens``, ``steps``, ``events`` and ``blocks``."""

@@ -166,6 +166,8 @@ class WhereQueue:
         self._fresh.clear()
         slots = self._partition.slots(numbers)
         numbers, slots = numbers[slots >= 0], slots[slots >= 0]
+        if not len(numbers):
+            return
         codes = np.stack([index.codes(slots) for index in self._indexes])
         keys, which = np.unique(codes, axis=1, return_inverse=True)
         order = np.argsort(which.ravel(), kind="stable")

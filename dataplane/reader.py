@@ -16,12 +16,13 @@ from dataplane.gather import gather, owned
 from dataplane.indexes import Indexes
 from dataplane.journal import Journal
 from dataplane.numbers import Bools, Ints, distinct, from_runs
-from dataplane.partition import Partition
+from dataplane.partition import CLEARED, Partition
 from dataplane.rowstate import progress_of, row_state_table
-from dataplane.storage import Storage
+from dataplane.snapshot import unpack
+from dataplane.storage import Storage, Trimmed
 from schemas import records
 from schemas.columns import SAMPLE_ID
-from schemas.errors import InputError, MissingRows, did_you_mean
+from schemas.errors import CorruptData, InputError, MissingRows, did_you_mean
 from schemas.records import Cells, Located, Plain
 
 Clock = Callable[[], float]
@@ -45,10 +46,35 @@ class CatalogReader:
         """Read what the journal has gained; the number of new records."""
         with self._guard:
             before = self._journal.seq
-            for record in self._journal.read():
-                self._applied(self._catalog.apply(record))
+            if not self._journal.position:
+                self._restore()
+            try:
+                self._fold()
+            except Trimmed:  # the writer made a snapshot and dropped what this follower had not read yet
+                self._restore()
+                self._fold()
             self._drop_gone()
             return self._journal.seq - before
+
+    def _fold(self) -> None:
+        for record in self._journal.read():
+            self._applied(self._catalog.apply(record))
+
+    def _restore(self) -> None:
+        """Begin at the snapshot, if there is one."""
+        saved = self.storage.saved()
+        if saved is None:
+            return
+        try:
+            catalog, place = unpack(saved[1])
+        except CorruptData:
+            if self.storage.start():
+                raise  # what it stands for is nowhere else
+            return
+        self._catalog = catalog
+        self._journal.go_to(saved[0], place)
+        self._indexes.clear()
+        self._blocks.close()
 
     # -- partitions and cells -----------------------------------------------------------------------------------------
 
@@ -83,7 +109,8 @@ class CatalogReader:
     def _located(self, partition: Partition, slots: Ints, schema: pa.Schema) -> Located:
         cells = [_cells(partition, name, slots) for name in schema.names]
         ids = partition.ids_at(slots) if SAMPLE_ID in schema.names else []
-        used = np.array(sorted({index for blocks, _ in cells for index in distinct(blocks)} - {-1}), dtype=np.int32)
+        named = {index for blocks, _ in cells for index in distinct(blocks)}
+        used = np.array(sorted(index for index in named if index >= 0), dtype=np.int32)
         placed = [(np.where(b >= 0, np.searchsorted(used, b), -1).astype(np.int32), rows) for b, rows in cells]
         blocks = [self._catalog.blocks[index] for index in used.tolist()]
         packed = [Cells(b.tobytes(), rows.tobytes()) for b, rows in placed]
@@ -249,9 +276,12 @@ def _refuse_missing(partition: Partition, ids: Sequence[str], slots: Ints, colum
     }
     first, lacks = next(iter(missing.items()))
     columns_of = f"columns {', '.join(map(repr, lacks))} of " if first in partition.index else ""
+    slot = slots[ids.index(first)]
+    cleared = slot >= 0 and any(_cells(partition, name, np.array([slot]))[0][0] == CLEARED for name in lacks)
+    why = "cleared, as retention asks" if cleared else "not there (never put, superseded or cleared)"
     more = f", and {len(missing) - 1} more samples" if len(missing) > 1 else ""
     raise MissingRows(
-        f"partition {partition.name!r}: {columns_of}sample {first!r}{more}: not there (never put, superseded or "
-        'cleared); pass missing="null" to get nulls',
+        f"partition {partition.name!r}: {columns_of}sample {first!r}{more}: {why}; "
+        'pass missing="null" to get nulls',
         missing,
     )

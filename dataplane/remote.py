@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from dataplane.wire import METHODS, ConnectionEnded, receive, send, value_of
 from dataplane.wire import raise_error as raise_again
 from schemas.errors import InputError, StoreError
+
+#: A thread that waits for news gives way to others this often.
+_TURN_S = 0.2
 
 
 class RemoteHost:
@@ -22,7 +26,11 @@ class RemoteHost:
         self.address = address
         self._stream, token = _dial(address)
         self._turn = threading.Lock()
-        self.storage_url: str = self._exchange(token, "partitions")
+        try:
+            self.storage_url: str = self._exchange(token, "greeting")
+        except BaseException:
+            self._stream.close()
+            raise
 
     def refresh(self) -> int:
         """Nothing to do: every answer is the host's own and fresh."""
@@ -32,6 +40,15 @@ class RemoteHost:
     def epoch(self) -> int:
         """How often the run went back to a checkpoint."""
         return int(self._call("epoch", []))
+
+    def wait(self, position: int, timeout_s: float) -> int:
+        """The journal's position once it is past *position*, or after *timeout_s*; other threads get their turns."""
+        until = time.monotonic() + timeout_s
+        while True:
+            left_s = until - time.monotonic()
+            now = int(self._call("wait", [position, max(0.0, min(left_s, _TURN_S))]))
+            if now > position or left_s <= _TURN_S:
+                return now
 
     def close(self) -> None:
         self._stream.close()
@@ -56,14 +73,22 @@ class RemoteHost:
         return reply[1]
 
 
+def _unix(path: str) -> socket.socket:
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        stream.connect(path)
+    except OSError:
+        stream.close()
+        raise
+    return stream
+
+
 def _dial(address: str) -> tuple[socket.socket, str]:
     """A connected socket, and the token to show."""
     url = urlsplit(address)
     try:
         if url.scheme == "unix":
-            stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            stream.connect(url.path)
-            return stream, ""
+            return _unix(url.path), ""
         if url.scheme == "tcp" and url.hostname and url.port:
             stream = socket.create_connection((url.hostname, url.port), timeout=30)
             stream.settimeout(None)
@@ -71,4 +96,4 @@ def _dial(address: str) -> tuple[socket.socket, str]:
             return stream, parse_qs(url.query).get("token", [""])[0]
     except OSError as error:
         raise StoreError(f"no plane answers at {address} ({error}); is the process that hosts it alive?") from error
-    raise InputError(f"address {address!r}: expected unix:///path or tcp://host:port?token=…, as plane.address gives it")
+    raise InputError(f"address {address!r}: expected unix:///path or tcp://host:port?token=…, as the plane gives it")

@@ -22,7 +22,7 @@ import msgspec
 
 from dataplane.host import CatalogHost
 from dataplane.wire import METHODS, ConnectionEnded, arguments_of, error_frame, receive, send
-from schemas.errors import InputError, OpdError
+from schemas.errors import InputError, StoreError
 
 
 class HostServer:
@@ -91,9 +91,13 @@ class HostServer:
             pass  # the other side went; nothing is owed to it
         finally:
             self._connections.discard(stream)
-            if not self._closed.is_set():
-                for claim in claims:
-                    self.host.release(claim)
+            self._give_back(claims)
+
+    def _give_back(self, claims: set[str]) -> None:
+        """What a connection claimed; a plane that is closing ends every lease anyway."""
+        with suppress(StoreError):
+            for claim in () if self._closed.is_set() else claims:
+                self.host.release(claim)
 
     def _greet(self, stream: socket.socket) -> None:
         """The token first, then where the blocks are."""
@@ -101,7 +105,7 @@ class HostServer:
         if not isinstance(given, str) or not hmac.compare_digest(given.encode(), self.token.encode()):
             send(stream, error_frame(InputError("the token is wrong; use the whole address that the plane gives")))
             raise ConnectionEnded("wrong token")
-        send(stream, ["ok", _from_anywhere(self.host.storage.url)])
+        send(stream, ["ok", self.host.storage.location])
 
     def _answer(self, request: Any, claims: set[str]) -> list[Any]:
         try:
@@ -110,13 +114,8 @@ class HostServer:
                 raise InputError(f"the plane has no method {method!r}")
             found = getattr(self.host, method)
             value = found(*arguments_of(method, arguments)) if callable(found) else found
-        except (OpdError, msgspec.ValidationError, TypeError, ValueError, OSError) as error:
+        except Exception as error:  # whatever it is, the caller sees it, and the connection goes on
             return error_frame(error)
         if method == "claim" and value is not None:
             claims.add(value.claim)
         return ["ok", value]
-
-
-def _from_anywhere(url: str) -> str:
-    """*url* for a process with another working directory."""
-    return url if "://" in url else os.path.abspath(url)

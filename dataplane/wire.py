@@ -13,7 +13,6 @@ import inspect
 import socket
 import struct
 import typing
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -28,7 +27,8 @@ from schemas.errors import MissingRows, OpdError, StoreError
 METHODS = (
     *("create_partition", "declare_task", "check_put", "put", "fail", "requeue", "clear"),
     *("claim", "renew", "release", "check_commit", "commit"),
-    *("seal", "record_trained", "record_published", "record_checkpoint", "new_epoch", "note", "fail_claims"),
+    *("seal", "record_trained", "record_published", "record_checkpoint", "new_epoch", "note"),
+    *("lose", "merge", "snapshot", "forget"),
     *("partitions", "ids", "locate", "locate_all", "rows", "progress", "row_state", "blocks"),
     *("members", "steps", "published", "checkpoints", "epoch", "position", "wait"),
 )
@@ -72,7 +72,7 @@ def _exactly(stream: socket.socket, size: int) -> bytes:
 def signature(method: str) -> tuple[tuple[Any, ...], Any]:
     """Types of a method's arguments, and of its value."""
     found = getattr(CatalogHost, method)
-    function: Callable[..., Any] = found.fget if isinstance(found, property) else found
+    function: Any = found.fget if isinstance(found, property) else found
     hints = typing.get_type_hints(function)
     names = [name for name in inspect.signature(function).parameters if name != "self"]
     return tuple(hints[name] for name in names), hints["return"]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from schemas.arrays import ColumnData, to_arrow
-from schemas.columns import REGISTRY, schema_of
+from schemas.columns import BFLOAT16, REGISTRY, schema_of
 from schemas.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -106,7 +106,10 @@ class Batch:
         values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
         import torch
 
-        return self._torch(values, name), torch.from_numpy(offsets - offsets[0])
+        tensor = self._torch(values, name)
+        if (self.table.schema.field(name).metadata or {}).get(b"encoding") == BFLOAT16.encode():
+            tensor = tensor.view(torch.bfloat16)
+        return tensor, torch.from_numpy(offsets - offsets[0])
 
     def padded(self, name: str, pad: float = 0, *, multiple: int = 1, length: int | None = None) -> torch.Tensor:
         """A token column as [B, S], right-padded with *pad*; S is the longest row (or *length*), up to a *multiple*."""

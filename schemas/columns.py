@@ -128,9 +128,7 @@ REGISTRY: dict[str, Column] = {
             "token id",
             heavy=True,
         ),
-        Column(
-            "teacher_topk_logprobs", token(TOP_LOGPROBS), "teacher", "their exact log-probs", _NATS, heavy=True
-        ),
+        Column("teacher_topk_logprobs", token(TOP_LOGPROBS), "teacher", "their exact log-probs", _NATS, heavy=True),
         # -- student
         Column(
             "student_logprobs",
@@ -255,6 +253,7 @@ HIDDEN_STATES, PAYLOAD_LOGITS, TEACHER_LOGITS = "payload_hidden_states", "payloa
 HEAVY = frozenset({HIDDEN_STATES, PAYLOAD_LOGITS, TEACHER_LOGITS, *(c.name for c in REGISTRY.values() if c.heavy)})
 
 #: How a payload's numbers are stored. Arrow has no bfloat16: its bits are kept as uint16, and the field says so.
+BFLOAT16 = "bfloat16 as uint16"
 _PAYLOAD_TYPES = {"bfloat16": pa.uint16(), "float16": pa.float16(), "float32": pa.float32()}
 
 
@@ -280,7 +279,7 @@ def payload(full: OnPolicyDistillationFullConfig, width: int) -> pa.Field:
 
 
 def _vectors(name: str, dtype: str, width: int, unit: str) -> pa.Field:
-    metadata = {"unit": unit, "encoding": "bfloat16 as uint16"} if dtype == "bfloat16" else {"unit": unit}
+    metadata = {"unit": unit, "encoding": BFLOAT16} if dtype == "bfloat16" else {"unit": unit}
     return pa.field(name, token(pa.list_(_PAYLOAD_TYPES[dtype], width)), metadata=metadata)
 
 

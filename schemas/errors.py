@@ -54,7 +54,9 @@ class StoreLocked(StoreError):
 
 
 class CorruptData(StoreError):
-    """Stored bytes are not what the journal says they are."""
+    """Stored bytes are not what the journal says they are; ``block`` names the block, if it is one."""
+
+    block = ""
 
 
 class JobFailed(OpdError, RuntimeError):

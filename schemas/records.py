@@ -177,10 +177,20 @@ class Checkpointed(Record, frozen=True):
 
 
 class Cleared(Record, frozen=True):
-    """Rows gone for good; their ids may be put again as new rows."""
+    """Rows gone for good; their ids may be put again as new rows. With ``columns``: only these values of the rows."""
 
     partition: str
     runs: list[int]
+    columns: list[str] = []
+
+
+class BlocksMerged(Record, frozen=True):
+    """What ``runs`` have in the columns of ``block`` lies there now, in that order; what they lacked they lack."""
+
+    partition: str
+    runs: list[int]
+    block: Block
+    lineage: Lineage = Lineage()
 
 
 class EpochOpened(Record, frozen=True):
@@ -201,7 +211,7 @@ class Noted(Record, frozen=True):
 
 AnyRecord = (
     Opened | PartitionCreated | TaskDeclared | Put | Claimed | Renewed | Released | Committed | Failed | Requeued
-    | StepSealed | StepTrained | Published | Checkpointed | Cleared | EpochOpened | Noted
+    | StepSealed | StepTrained | Published | Checkpointed | Cleared | BlocksMerged | EpochOpened | Noted
 )  # fmt: skip
 
 
@@ -217,6 +227,15 @@ class PutRequest(msgspec.Struct):
     put_id: str | None = None
     replace: bool = False
     lineage: Lineage = Lineage()
+
+
+class MergeRequest(msgspec.Struct):
+    """A block already written, with what ``ids`` have in its columns; ``found`` is where that lay when it was read."""
+
+    partition: str
+    ids: list[str]
+    block: Block
+    found: Located
 
 
 class ClaimRequest(msgspec.Struct):

@@ -31,8 +31,11 @@ class Output:
 class Stage(Protocol):
     """One step of the pipeline: ``output = stage(batch)``."""
 
-    task: str
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
+    @property
+    def task(self) -> str: ...
+    @property
+    def reads(self) -> tuple[str, ...]: ...
+    @property
+    def writes(self) -> tuple[str, ...]: ...
 
     def __call__(self, batch: Batch) -> Output: ...

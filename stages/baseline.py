@@ -48,7 +48,8 @@ class Baseline:
         self.distils = config.on_policy_distillation.enabled and config.grpo.adv_estimator.name == "opd"
         self.uses_reward = not self.distils or config.on_policy_distillation.use_orm_advantage
         teacher = ("teacher_logprobs",) if config.on_policy_distillation.enabled else ()
-        self.logprobs = ("generation_logprobs", "student_logprobs", *teacher)
+        reference = ("reference_logprobs",) if config.loss_fn.reference_policy_kl_penalty else ()
+        self.logprobs = ("generation_logprobs", "student_logprobs", *teacher, *reference)
         self.reads = ("token_mask", *self.logprobs, "reward", "group_id")
 
     def __call__(self, batch: Batch) -> Output:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from schemas.batch import Batch
 
 if TYPE_CHECKING:
     import torch
+
+    from stages.topk import TopK
+
+#: Which tokens of each sequence are meant.
+Masks = Sequence[Sequence[bool]]
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,53 @@ class Scorer(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Ask:
+    """What a scorer is to give beside log-probs: a payload of vectors in *dtype*, or the top k of some tokens."""
+
+    payload: Literal["hidden_states", "logits"] | None = None
+    dtype: str = "float32"
+    top_k: int | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one sequence of T tokens got.
+
+    ``logprobs`` [T]; ``payload`` [T, H] or [T, V], row t being what token t was predicted from and row 0 being 0;
+    ``top`` has an entry for each token that was asked for, in order.
+    """
+
+    logprobs: torch.Tensor
+    payload: torch.Tensor | None = None
+    top: TopK | None = None
+
+
+class TopKScorer(Scorer, Protocol):
+    """A Scorer that shows its most likely tokens. Nothing is computed for tokens that are not asked for."""
+
+    def top_k(self, sequences: Sequence[Sequence[int]], masks: Masks, k: int, temperature: float) -> list[TopK]:
+        """Per sequence the top k in place of each token in its mask: exact float32 log-probs at *temperature*."""
+        ...
+
+
+class PayloadScorer(TopKScorer, Protocol):
+    """A Scorer that ships what a distribution loss needs, from one forward pass."""
+
+    def score(self, sequences: Sequence[Sequence[int]], masks: Masks, temperature: float, ask: Ask) -> list[Scores]:
+        """Log-probs and what *ask* says, per sequence."""
+        ...
+
+    def head_error(self, sequences: Sequence[Sequence[int]]) -> float:
+        """Largest difference between the model's logits and ``lm_head(hidden states)``, as a share of the largest."""
+        ...
+
+
 #: ``loss(current_logprobs_BS, micro_batch) -> scalar``; the micro-batch's share of the global batch's loss.
 MicroBatchLoss = Callable[["torch.Tensor", Batch], "torch.Tensor"]
+
+#: The same of ``(states_BSH, lm_head_VH, micro_batch)``, row t of the states being what token t is predicted from.
+StatesLoss = Callable[["torch.Tensor", "torch.Tensor", Batch], "torch.Tensor"]
 
 
 @dataclass(frozen=True)
@@ -89,13 +139,21 @@ class Update:
     stepped: bool
 
 
-class TrainEngine(Scorer, Protocol):
+class TrainEngine(TopKScorer, Protocol):
     """The student being trained."""
 
     def forward_backward(self, batch: Batch, loss: MicroBatchLoss, temperature: float) -> float:
         """Accumulate gradients over micro-batches; the sum of their losses."""
         ...
 
+    def forward_backward_states(self, batch: Batch, loss: StatesLoss) -> float:
+        """The same for a loss of hidden states and LM head."""
+        ...
+
     def update(self) -> Update:
         """One optimizer step on the accumulated gradients, which are then cleared."""
+        ...
+
+    def take_gradient(self) -> torch.Tensor:
+        """Two numbers a parameter tensor, its gradient's norm and a projection of it; the gradients are cleared."""
         ...

@@ -19,9 +19,12 @@ from stages.protocols import Sampling
 from workers.admission import Route, admit
 from workers.checkpoints import drop_checkpoints
 from workers.data import Order
+from workers.diagnostics import Diagnostics
+from workers.doctor import examine, settle
 from workers.executors import Executor, RoleLost
 from workers.report import Reporter
 from workers.resume import go_back, newest_checkpoint
+from workers.retention import PayloadRetention
 from workers.rundir import RunDir
 from workers.validation import Validation
 from workers.weights import drop_weights
@@ -54,14 +57,18 @@ class Controller:
         self.validation = validation
         self.report = report
         self.trained = 0
+        self.published = 0
         #: Processor seconds of this step that went into the executor, and through it into inline workers.
         self._elsewhere_s = 0.0
         self.sealed = {step.step for step in plane.steps()}
+        self.diagnostics = Diagnostics(config, plane, run_dir.diagnostics)
+        self.payloads = PayloadRetention(plane, config)
         self.sampling = Sampling(**config.generator.sampling.model_dump(exclude_none=True), seed=config.run.seed)
 
     def resume(self) -> None:
         """Continue after the newest complete checkpoint, in a new epoch."""
         self.trained, path = newest_checkpoint(self.plane)
+        self.published = self.trained
         if path is not None:
             self.call("trainer", "restore", path, what=f"restoring step {self.trained}")
         go_back(self.plane, self.window, self.trained)
@@ -69,12 +76,15 @@ class Controller:
 
     def run(self) -> None:
         """To the last step; when the trainer is lost, from the newest checkpoint again."""
+        lost = None
         while True:
             try:
+                if lost is not None:
+                    self.plane.event("restoring", worker=lost.role, reason=lost.reason)
+                    self.resume()
                 return self._run()
-            except RoleLost as lost:
-                self.plane.event("restoring", worker=lost.role, reason=lost.reason)
-                self.resume()
+            except RoleLost as error:
+                lost = error
 
     def _run(self) -> None:
         """From the newest weights to the last step."""
@@ -90,6 +100,8 @@ class Controller:
         """Everything that makes one step, in order."""
         started, own, self._elsewhere_s = time.perf_counter(), time.thread_time(), 0.0
         self.collect(step)
+        if step == 1:
+            self.check_invariants(step)
         metrics = self.train(step)
         self.publish(step)
         own_s = time.thread_time() - own - self._elsewhere_s
@@ -106,16 +118,18 @@ class Controller:
 
         def ready() -> bool:
             self.window.settle()
-            members.extend(self.window.next_members() or [])
+            members.extend(self.window.next_members(step) or [])
             return bool(members)
 
-        self.wait(self.on_change(ready), f"step {step}: {self.config.grpo.num_samples_per_step} generated and scored samples")
+        self.wait(
+            self.on_change(ready), f"step {step}: {self.config.grpo.num_samples_per_step} generated and scored samples"
+        )
         self.plane.seal(step, members)
         self.sealed.add(step)
 
     def admit(self) -> bool:
         """Add as many prompts as the staleness window takes; whether there were any."""
-        room = self.window.room(max(self.sealed, default=0) + 1, self.trained)
+        room = self.window.room(max(self.sealed, default=0) + 1, self.published)
         first = self.window.admitted
         groups = [(f"{admission:07d}", self.prompts[admission]) for admission in range(first, first + room)]
         if groups:
@@ -125,24 +139,33 @@ class Controller:
             )
         return bool(groups)
 
+    def check_invariants(self, step: int) -> None:
+        """What must hold before the first update: `opd doctor` on the first rows of the step."""
+        settle(self.plane, examine(self.call, self.executor.names(), step), stop=self.config.failures.stop_on_invariant)
+
     def train(self, step: int) -> dict[str, float]:
         """Student log-probs, advantages and the update."""
         metrics: dict[str, float] = self.call("trainer", "train_step", step, what=f"step {step}: training")
         self.trained = step
-        return {"step": step, "weight_version": step - 1, "samples": len(self.plane.members(step)), **metrics}
+        counts = self.window.counts.of(step, metrics["trained_samples"])
+        return {"step": step, "weight_version": step - 1, **counts, **metrics}
 
     def publish(self, version: int) -> None:
         """Write the student's weights and tell the generators; forget versions that nobody may load any more."""
         path = self.call("trainer", "publish", version, what=f"publishing version {version}")
         self.plane.record_published(version, path)
-        drop_weights(self.run_dir.weights, before=version - self.config.grpo.async_grpo.window)
+        self.published = version
+        drop_weights(self.run_dir.weights, before=version - self.config.grpo.async_grpo.window - 1)
 
     def validate(self) -> dict[str, float]:
         """Greedy answers on held-out prompts, when it is time; their metrics."""
         if not self.validation.due(self.trained, self.config.grpo.max_num_steps):
             return {}
         rows = self.validation.admit(self.plane, self.trained, self.route)
-        self.wait(self.on_change(lambda: self.validation.complete(self.plane)), f"validation of version {self.trained}: {rows} answers")
+        self.wait(
+            self.on_change(lambda: self.validation.complete(self.plane)),
+            f"validation of version {self.trained}: {rows} answers",
+        )
         metrics = self.validation.metrics(self.plane, self.trained)
         metrics |= self.call("trainer", "measure_divergence", what="the exact KL")
         self.plane.event("validated", version=self.trained, **metrics)
@@ -153,6 +176,7 @@ class Controller:
         self.plane.record_trained(step, {name: float(value) for name, value in metrics.items()})
         self.run_dir.append_metrics(self.plane.steps()[step - 1])
         self.report.trained(step, metrics)
+        self.diagnostics.write(step, self.call)
 
     def checkpoint(self) -> None:
         """A resumable state every period and after the last step."""
@@ -161,6 +185,7 @@ class Controller:
             return
         path = self.call("trainer", "checkpoint", step, what=f"checkpoint of step {step}")
         self.plane.record_checkpoint(step, path)
+        self.payloads.checkpointed(step)
         drop_checkpoints(self.run_dir.checkpoints, self.config.checkpointing.keep)
 
     def _speed(self, tokens: float, wall_s: float, own_s: float) -> dict[str, float]:

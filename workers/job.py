@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,12 +18,14 @@ from workers.admission import Route
 from workers.controller import Controller
 from workers.data import Order, PromptSet, load_prompts
 from workers.executors import Executor, RoleSpec
+from workers.full_vocabulary import assert_payload_fits
 from workers.partitions import create_partitions, store_vocabulary
 from workers.report import Quiet, Reporter
 from workers.roles.generator import GeneratorRole
 from workers.roles.teacher import TeacherRole
 from workers.roles.trainer import TrainerRole
 from workers.rundir import RunDir
+from workers.teacher_index import assert_teachers_are_served, record_teachers
 from workers.tokenizer import HFTokenizer, refuse_other_vocabulary
 from workers.validation import Validation
 from workers.window import Window
@@ -90,6 +93,21 @@ def run_job(
 ) -> None:
     """Run *config* to its last step. Raises JobFailed; what was finished is stored and can be resumed."""
     run_dir.check(resume=resume)
+    with opened_job(config, inputs, run_dir, executor, report) as controller:
+        if resume:
+            controller.resume()
+        teachers = teacher_configs_by_index(teacher_configs(config.on_policy_distillation))
+        controller.plane.event(
+            "run_started", step=controller.trained, teachers=", ".join(t.model_name for t in teachers), **versions()
+        )
+        controller.run()
+
+
+@contextmanager
+def opened_job(
+    config: RunConfig, inputs: Inputs, run_dir: RunDir, executor: Executor, report: Reporter | None = None
+) -> Iterator[Controller]:
+    """The controller of *config*, its store open and its roles hosted."""
     run_dir.path.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         plane = stack.enter_context(
@@ -99,27 +117,24 @@ def run_job(
         save_resolved(config, run_dir.config)
         inputs.tokenizer.save(run_dir.tokenizer)
         vocabulary = len(inputs.tokenizer.vocabulary)
+        assert_payload_fits(config, vocabulary, run_dir.path)
         create_partitions(plane, config, vocabulary)
+        assert_teachers_are_served(plane, config)
         store_vocabulary(plane, inputs.tokenizer.fingerprint, inputs.tokenizer.vocabulary)
-        executor.start(plane, roles(config, run_dir))
-        controller = _controller(config, inputs, run_dir, plane, executor, report or Quiet())
-        if resume:
-            controller.resume()
-        teachers = teacher_configs_by_index(teacher_configs(config.on_policy_distillation))
-        plane.event(
-            "run_started", step=controller.trained, teachers=", ".join(t.model_name for t in teachers), **versions()
-        )
-        controller.run()
+        executor.start(plane, roles(config, run_dir, record_teachers(plane, config)))
+        yield _controller(config, inputs, run_dir, plane, executor, report or Quiet())
 
 
-def roles(config: RunConfig, run_dir: RunDir) -> dict[str, RoleSpec]:
-    """What has to be hosted, by name, and what it needs."""
+def roles(config: RunConfig, run_dir: RunDir, checkpoints: Sequence[str]) -> dict[str, RoleSpec]:
+    """What has to be hosted, by name, and what it needs. *checkpoints* is what a ``teacher_index`` counts."""
     generator = RoleSpec(partial(GeneratorRole, config=config), gpus=config.generator.gpus)
     teachers = {
-        f"teacher:{teacher.alias}": RoleSpec(partial(TeacherRole, config=config, teacher=teacher))
+        f"teacher:{teacher.alias}": RoleSpec(
+            partial(TeacherRole, config=config, teacher=teacher, checkpoints=checkpoints)
+        )
         for teacher in teacher_configs(config.on_policy_distillation)
     }
-    build = partial(TrainerRole, config=config, run_dir=run_dir)
+    build = partial(TrainerRole, config=config, run_dir=run_dir, checkpoints=checkpoints)
     return {"generator": generator, **teachers, "trainer": RoleSpec(build, gpus=config.trainer.gpus, stateful=True)}
 
 

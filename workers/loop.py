@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dataplane import Claim, DataPlane
-from schemas.arrays import to_arrow
+from schemas.arrays import ColumnData, to_arrow
 from schemas.batch import Batch
-from schemas.columns import REGISTRY
+from schemas.columns import HEAVY, REGISTRY
 from schemas.config.resolved import versions
 from schemas.errors import CorruptData
 from stages.base import Output, Stage
@@ -24,9 +24,11 @@ _versions = cache(versions)
 
 
 class Busy(NamedTuple):
-    """What a worker is doing, and since when (monotonic seconds)."""
+    """The rows that a worker's stage has in hand, and since when (monotonic seconds)."""
 
-    what: str
+    task: str
+    partition: str
+    sample_ids: list[str]
     since: float
 
 
@@ -43,7 +45,7 @@ class Worker:
     partition: str
     stage: Stage
     limit: int | None = None
-    where: Mapping[str, Sequence[str]] | None = None
+    where: Mapping[str, Sequence[str | int]] | None = None
     lease_s: float = math.inf
     rows_may_fail: bool = True
     name: str = ""
@@ -52,6 +54,8 @@ class Worker:
     #: Processor seconds spent in the store since they were last taken.
     plane_s: float = 0.0
     busy: Busy | None = None
+    #: Called when rows are claimed, before the stage sees them.
+    prepare: Callable[[], None] = lambda: None
 
     def run_once(self, step: int | None = None) -> Output | None:
         """One turn; None when nothing is ready."""
@@ -68,12 +72,8 @@ class Worker:
         if claim is None:
             self.plane_s += time.thread_time() - started
             return None
-        self.busy = Busy(f"{self.stage.task}, {len(claim)} samples", time.monotonic())
-        try:
-            with renewing(claim, self.lease_s):
-                return self._work(claim, started)
-        finally:
-            self.busy = None
+        with renewing(claim, self.lease_s):
+            return self._work(claim, started)
 
     def take_plane_seconds(self) -> float:
         """Processor seconds spent in the store since the last call."""
@@ -81,6 +81,7 @@ class Worker:
         return taken
 
     def _work(self, claim: Claim, started: float) -> Output:
+        self.prepare()
         try:
             batch = claim.batch
         except CorruptData as error:
@@ -94,6 +95,7 @@ class Worker:
 
     def _run(self, claim: Claim, batch: Batch) -> Output:
         """The stage on *batch*, some or all of the claim's rows, and its commit."""
+        self.busy = Busy(self.stage.task, self.partition, batch.sample_ids, time.monotonic())
         try:
             output = aligned(self.stage(batch), batch)
         except Exception as error:  # with rows_may_fail the error is data on the rows
@@ -101,11 +103,25 @@ class Worker:
                 claim.release()
                 raise
             output = Output([], {}, dict.fromkeys(batch.sample_ids, f"stage_error: {type(error).__name__}: {error}"))
+        finally:
+            self.busy = None
         committing = time.thread_time()
         lineage = {"worker": self.name, "weight_version": self.weight_version, "versions": _versions()}
-        claim.commit(output.columns, sample_ids=output.sample_ids, failed=output.failed, lineage=lineage)
+        light = self._put_heavy(claim, output, lineage)
+        claim.commit(light, sample_ids=output.sample_ids, failed=output.failed, lineage=lineage)
         self.plane_s += time.thread_time() - committing
         return output
+
+    def _put_heavy(self, claim: Claim, output: Output, lineage: dict[str, Any]) -> dict[str, ColumnData]:
+        """Write heavy columns into a block of their own, so that they can go before the rest; the other columns.
+
+        They are there before the rows are acknowledged; if the commit never comes, the next attempt replaces them.
+        """
+        heavy = {name: data for name, data in output.columns.items() if name in HEAVY}
+        if heavy and output.sample_ids:
+            claim.renew()  # raises if the rows belong to somebody else by now
+            self.plane.replace(self.partition, output.sample_ids, heavy, lineage={**lineage, "task": claim.task})
+        return {name: data for name, data in output.columns.items() if name not in heavy}
 
     def _give_up(self, claim: Claim, reason: str) -> Output:
         failed = dict.fromkeys(claim.sample_ids, reason)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from dataplane import DataPlane
 from schemas.columns import TRAIN, VALIDATION
 from workers.checkpoints import is_complete
-from workers.partitions import SAMPLED
+from workers.partitions import RETRAINED, SAMPLED
 from workers.window import Window, group_of
 
 
@@ -25,12 +25,12 @@ def newest_checkpoint(plane: DataPlane) -> tuple[int, str | None]:
 
 def go_back(plane: DataPlane, window: Window, step: int) -> None:
     """Open the epoch that continues after *step*, and hand the window its open groups."""
-    plane.new_epoch(step)
+    plane.new_epoch(step, tasks=RETRAINED)
     lost = _newer_than(plane, TRAIN, step)
     unsealed = set(plane.rows(TRAIN, sealed=False))
     requeued = [sample_id for sample_id in lost if sample_id in unsealed]
     if requeued:
-        plane.requeue(TRAIN, requeued, ["generate", "teacher"])
+        plane.requeue(TRAIN, requeued, window.sampling_tasks)
     for partition in (VALIDATION, SAMPLED):
         plane.clear(partition, _newer_than(plane, partition, step))
     groups: dict[str, list[str]] = {}

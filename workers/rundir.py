@@ -49,6 +49,11 @@ class RunDir:
         return self.path / "logs"
 
     @property
+    def diagnostics(self) -> Path:
+        """Files about single steps."""
+        return self.path / "diagnostics"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 

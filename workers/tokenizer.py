@@ -9,6 +9,7 @@ from pathlib import Path
 import xxhash
 
 from schemas.errors import InputError
+from stages.vocabulary import assert_same_vocabulary
 
 
 class HFTokenizer:
@@ -61,15 +62,4 @@ class HFTokenizer:
 
 def refuse_other_vocabulary(student: HFTokenizer, teacher: HFTokenizer, alias: str) -> None:
     """Raise InputError naming the first id that the two map to different strings."""
-    pairs = zip(student.vocabulary, teacher.vocabulary, strict=False)
-    for index, (ours, theirs) in enumerate(pairs):
-        if ours != theirs:
-            raise InputError(
-                f"teacher {alias!r}: its tokenizer differs from the student's, first at id {index} "
-                f"({theirs!r} instead of {ours!r}); use a teacher with the same tokenizer"
-            )
-    if len(student.vocabulary) != len(teacher.vocabulary):
-        raise InputError(
-            f"teacher {alias!r}: its tokenizer has {len(teacher.vocabulary)} entries, the student's "
-            f"{len(student.vocabulary)}; use a teacher with the same tokenizer"
-        )
+    assert_same_vocabulary(dict(enumerate(student.vocabulary)), dict(enumerate(teacher.vocabulary)), alias)

@@ -17,6 +17,7 @@ from dataplane import DataPlane
 from schemas.columns import FAILURE_CODES, TRAIN
 from schemas.config import RunConfig
 from schemas.errors import JobFailed
+from workers.counts import StepCounts
 
 #: Failures that another try may mend.
 RETRYABLE = ("engine_error", "stage_error", "timed_out")
@@ -35,10 +36,19 @@ class Window:
     retries: Counter[str] = field(default_factory=Counter)
     #: Rows of groups that were replaced since the last seal, with their errors.
     replaced: dict[str, str] = field(default_factory=dict)
+    counts: StepCounts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.counts = StepCounts(self.plane)
 
     @property
     def groups_per_step(self) -> int:
         return self.config.grpo.num_prompts_per_step
+
+    @property
+    def sampling_tasks(self) -> list[str]:
+        """Tasks of a row before its seal: those that a row which is sampled again goes through again."""
+        return ["generate", "teacher"] if "teacher_logprobs" in self.needed else ["generate"]
 
     def room(self, next_step: int, published: int) -> int:
         """Groups that may be admitted now: *next_step* is the next to be sealed, *published* the newest weights."""
@@ -90,7 +100,7 @@ class Window:
             if rows:
                 self.plane.requeue(TRAIN, rows, tasks)
 
-    def next_members(self) -> list[str] | None:
+    def next_members(self, step: int) -> list[str] | None:
         """The rows of the next step once its groups are settled, else None. Raises JobFailed when too many are lost."""
         groups = list(self.open.values())[: self.groups_per_step]
         if len(groups) < self.groups_per_step:
@@ -100,13 +110,26 @@ class Window:
         rows = [sample_id for ids in groups for sample_id in ids]
         if any(sample_id not in done and sample_id not in failed for sample_id in rows):
             return None
+        if self._regenerate_stale(step, [i for i in rows if i in done]):
+            return None
         lost = {i: failed[i] for i in rows if i in failed}
         self._check_budget(lost, asked=len(rows))
         self._check_size(lost, asked=len(rows))
+        self.counts.collected(step, len(rows) + len(self.replaced), {**self.replaced, **lost})
         for ids in groups:
             del self.open[group_of(ids[0])]
         self.replaced.clear()
         return [sample_id for sample_id in rows if sample_id in done]
+
+    def _regenerate_stale(self, step: int, rows: list[str]) -> bool:
+        """Send rows whose oldest token is too old for *step* back to the generator; whether there were any."""
+        oldest = step - 1 - self.config.grpo.async_grpo.window
+        versions = self.plane.get(TRAIN, rows, ["weight_version"]).values("weight_version")
+        stale = [sample_id for sample_id, version in zip(rows, versions, strict=True) if version < oldest]
+        if stale:
+            self.plane.event("stale", step=step, rows=len(stale), oldest_allowed=oldest)
+            self.plane.requeue(TRAIN, stale, self.sampling_tasks)
+        return bool(stale)
 
     def _check_budget(self, lost: dict[str, str], asked: int) -> None:
         """So many rows of one step may be lost, and no more."""

@@ -168,6 +168,13 @@ TOKENS: tuple[ViewColumn, ...] = (
         unit="nats",
     ),
     _masked("advantage", "advantages", "the advantage that the loss uses; null where not generated"),
+    ViewColumn(
+        "finite",
+        pa.bool_(),
+        "whether gap is a finite number, so that avg(gap) filter (where finite) means something; never null",
+        ("token_mask", "teacher_logprobs", "student_logprobs"),
+        'coalesce("token_mask" and isfinite("teacher_logprobs" - "student_logprobs"), false)',
+    ),
 )
 
 

@@ -62,7 +62,7 @@ class ValidationConfig(Section):
     period: int = Field(20, ge=1, description="steps between validations")
     rows: int | None = Field(None, ge=1, description="held-out prompts used; null = all")
     exact_kl_rows: int = Field(
-        64, ge=0, description="held-out prompts sampled for the exact KL to the teacher; at most 256 MiB of logits"
+        128, ge=0, description="held-out prompts sampled for the exact KL to the teacher; at most 256 MiB of logits"
     )
 
 

@@ -87,13 +87,13 @@ TABLE: tuple[Unread, ...] = (
     Unread(
         "on_policy_distillation.full",
         ("beta",),
-        lambda c: _full(c) and c.on_policy_distillation.full.divergence != "jsd",
+        lambda c: _full(c) and section_of(c, "on_policy_distillation.full").divergence != "jsd",
         "only the divergence jsd has a beta",
     ),
     Unread(
         "on_policy_distillation.full",
         ("teacher_lm_head_lifecycle", "validate_decomposition"),
-        lambda c: _full(c) and c.on_policy_distillation.full.teacher_payload == "logits",
+        lambda c: _full(c) and section_of(c, "on_policy_distillation.full").teacher_payload == "logits",
         "teachers that ship logits keep their heads to themselves",
     ),
     Unread(
@@ -152,7 +152,7 @@ def assert_every_setting_is_read(config: RunConfig) -> None:
             raise ConfigError(f"{row.section}.{key}: has no effect, because {row.why}; remove it")
 
 
-def section_of(config: RunConfig, path: str) -> BaseModel:
+def section_of(config: RunConfig, path: str) -> Any:
     """The section at a dotted path."""
     section: Any = config
     for name in path.split("."):

@@ -63,6 +63,13 @@ class Divergence:
         return weighted.sub_(student.exp().mul_(mean[:, None]))
 
 
+def divergence_of(kind: Kind, beta: float) -> Divergence:
+    """The divergence that a recipe names; the ends of the generalised JSD are the KLs themselves."""
+    if kind == "jsd" and beta in (0, 1):
+        return Divergence("forward_kl" if beta == 0 else "reverse_kl")
+    return Divergence(kind, beta)
+
+
 def weigh(log_p: Tensor, values: Tensor) -> Tensor:
     """p·values, written over *values*, since another [N, V] would double the memory of a chunk.
 

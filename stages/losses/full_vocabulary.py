@@ -12,14 +12,14 @@ Alignment: row t of a payload predicts token t, as in every token column; it is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from schemas.errors import InputError
-from stages.losses.chunked_divergence import FullVocabulary, full_vocabulary_divergence
+from stages.losses.chunked_divergence import FullVocabulary, decomposition_residual, full_vocabulary_divergence
 from stages.losses.counts import Counts
 from stages.losses.projection import Logits
 from stages.losses.reduce import Loss, reduce_rows
@@ -29,19 +29,23 @@ from stages.masking import EPS, trained
 def mixed_teachers(
     student: Logits, payload_NK: Tensor, heads: Sequence[Tensor], teacher_index_N: Tensor, how: FullVocabulary
 ) -> Tensor:
-    """The divergence at each token from its own teacher, whose head is ``heads[teacher_index]``; [N].
-
-    A narrower teacher uses the first columns of the payload.
-    """
+    """The divergence at each token from its own teacher, whose head is ``heads[teacher_index]``; [N]."""
     order, parts = [], []
+    for mine, ours, teacher in _by_teacher(student, payload_NK, heads, teacher_index_N):
+        parts.append(full_vocabulary_divergence(ours, teacher, how))
+        order.append(mine)
+    return torch.cat(parts)[torch.cat(order).argsort()]
+
+
+def _by_teacher(
+    student: Logits, payload_NK: Tensor, heads: Sequence[Tensor], teacher_index_N: Tensor
+) -> Iterator[tuple[Tensor, Logits, Logits]]:
+    """(tokens, the student's side, the teacher's) of each teacher. A narrower one uses the first columns."""
     for index in teacher_index_N.unique().tolist() or [0]:  # a rank without tokens still needs a graph
         if not 0 <= index < len(heads):
             raise InputError(f"teacher_index {index}: expected one of the {len(heads)} recorded teachers")
         mine, head = (teacher_index_N == index).nonzero()[:, 0], heads[index]
-        teacher = Logits(payload_NK[mine, : head.shape[1]], head)
-        parts.append(full_vocabulary_divergence(student._replace(rows=student.rows[mine]), teacher, how))
-        order.append(mine)
-    return torch.cat(parts)[torch.cat(order).argsort()]
+        yield mine, student._replace(rows=student.rows[mine]), Logits(payload_NK[mine, : head.shape[1]], head)
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,21 @@ def full_vocabulary_loss(
         "num_valid_samples": float(batch.sample_mask.sum()),
     }
     return Loss(rows.sum(), metrics, rows.detach())
+
+
+@torch.no_grad()
+def decomposition_error(
+    student_BSX: Tensor, student_head: Tensor | None, batch: FullBatch, how: FullVocabulary
+) -> float:
+    """Largest |cross-entropy - entropy - reverse KL| of a trained token; 0 without any."""
+    mask = trained(batch.token_mask, batch.sample_mask)
+    student, payload = Logits(student_BSX[mask], student_head), batch.payload[mask]
+    if batch.teacher_index is None:
+        sides = [(student, Logits(payload))]
+    else:
+        index_N = batch.teacher_index[:, None].expand_as(mask)[mask]
+        sides = [(ours, theirs) for _, ours, theirs in _by_teacher(student, payload, batch.heads, index_N)]
+    return max(float(decomposition_residual(*both, how).max()) if len(both[0].rows) else 0.0 for both in sides)
 
 
 def shift_states(states_BSH: Tensor) -> Tensor:

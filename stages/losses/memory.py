@@ -33,7 +33,7 @@ class HeadShape:
 
 @dataclass(frozen=True)
 class FullBytes:
-    """``payload`` of a step in the store; teacher ``heads`` and ``chunks`` on the training device."""
+    """``payload`` of the steps that the store keeps; teacher ``heads`` and ``chunks`` on the training device."""
 
     payload: int
     heads: int
@@ -41,25 +41,30 @@ class FullBytes:
 
 
 def estimate_full_bytes(
-    full: OnPolicyDistillationFullConfig, tokens_per_step: int, vocabulary: int, heads: Sequence[HeadShape]
+    full: OnPolicyDistillationFullConfig,
+    tokens_per_step: int,
+    vocabulary: int,
+    heads: Sequence[HeadShape],
+    steps: int = 1,
 ) -> FullBytes:
-    """Bytes for steps of *tokens_per_step* tokens (prompts included) over *vocabulary* shared ids."""
+    """Bytes for *steps* steps of *tokens_per_step* tokens (prompts included) over *vocabulary* shared ids."""
     hidden = full.teacher_payload == "hidden_states"
     width = max(head.hidden for head in heads) if hidden else vocabulary
     chunk = full.chunk_size * vocabulary if full.chunk_size else max(CHUNK_NUMBERS, vocabulary)
     return FullBytes(
-        payload=tokens_per_step * width * ITEMSIZE[full.payload_dtype],
+        payload=steps * tokens_per_step * width * ITEMSIZE[full.payload_dtype],
         heads=sum(head.size_bytes for head in heads) if hidden else 0,
         chunks=chunk * 4 * TABLES_PER_CHUNK,
     )
 
 
 def assert_full_fits(needed: FullBytes, store_bytes: int | None, device_bytes: int | None) -> None:
-    """Raise InputError when a step's payload exceeds *store_bytes* or the rest *device_bytes* (None: unknown)."""
+    """Raise InputError when the payload exceeds *store_bytes* or the rest *device_bytes* (None: unknown)."""
     if store_bytes is not None and needed.payload > store_bytes:
         raise InputError(
-            f"on_policy_distillation.full: a step's payload takes {_gib(needed.payload)}, the store has "
-            f"{_gib(store_bytes)}; use teacher_payload hidden_states, a narrower payload_dtype or smaller steps"
+            f"on_policy_distillation.full: the payload takes {_gib(needed.payload)}, the store has "
+            f"{_gib(store_bytes)}; use teacher_payload hidden_states, a narrower payload_dtype, smaller steps, a "
+            "shorter checkpointing.period or a smaller store.payload_retention"
         )
     device = needed.heads + needed.chunks
     if device_bytes is not None and device > device_bytes:

@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from schemas.errors import InputError
+
 Lifecycle = Literal["none", "offload", "evict"]
 
 
@@ -37,10 +39,16 @@ class TeacherHeads:
         self._parked: dict[str, Tensor] = {}
 
     @contextmanager
-    def staged(self) -> Iterator[list[Tensor]]:
-        """The heads on the device, by teacher index, for the length of a step."""
-        heads = {path: self._stage(path) for path in dict.fromkeys(self.checkpoints)}
-        yield [heads[path] for path in self.checkpoints]
+    def staged(self, wanted: Sequence[int] | None = None) -> Iterator[list[Tensor]]:
+        """The heads of the teachers *wanted* (all for None) on the device, for the length of a step."""
+        paths = [self._checkpoint(index) for index in (range(len(self.checkpoints)) if wanted is None else wanted)]
+        heads = {path: self._stage(path) for path in dict.fromkeys(paths)}
+        yield [heads[path] for path in paths]
+
+    def _checkpoint(self, index: int) -> str:
+        if not 0 <= index < len(self.checkpoints):
+            raise InputError(f"teacher_index {index}: expected one of the {len(self.checkpoints)} recorded teachers")
+        return self.checkpoints[index]
 
     def _stage(self, path: str) -> Tensor:
         head = self._parked.get(path)

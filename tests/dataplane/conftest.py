@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dataplane import DataPlane
-from tests.dataplane.stores import BACKENDS, FakeClock, Store, pipeline
+from tests.dataplane.stores import BACKENDS, KINDS, FakeClock, Store, pipeline
 
 
 @pytest.fixture
@@ -16,9 +16,12 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-@pytest.fixture(params=BACKENDS)
-def store(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Store:
-    return Store(BACKENDS[request.param](tmp_path), clock)
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> Iterator[Store]:
+    kind, backend = KINDS[request.param]
+    store = kind(BACKENDS[backend](tmp_path), clock)
+    yield store
+    store.end()
 
 
 @pytest.fixture

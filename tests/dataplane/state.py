@@ -49,4 +49,4 @@ def _cells(catalog: Catalog, column: Cells, live: Ints) -> list[tuple[str, int] 
 
 
 def catalog_of(plane: DataPlane) -> Catalog:
-    return plane._host._catalog
+    return getattr(plane, "hosted_by", plane)._host._catalog

@@ -95,6 +95,16 @@ def test_a_block_with_other_columns_or_rows_is_corrupt() -> None:
         decode(resized, other)
 
 
+def test_values_that_no_arrow_reader_may_trust_are_corrupt_even_with_a_matching_checksum() -> None:
+    offsets = pa.py_buffer(np.array([0, 2, 3], dtype=np.int32))
+    text = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"\xff\xfea"))
+    storage = MemoryStorage()
+    block, parts = encode(SCHEMA, {"prompt": text}, ["x", "y"])
+    storage.write(block.id, parts)
+    with pytest.raises(CorruptData, match="column 'prompt'.*UTF8"):
+        BlockReader(storage).column(block, SCHEMA.field("prompt"))
+
+
 def test_a_private_read_is_a_map_of_its_own() -> None:
     block, data = written()
     storage = MemoryStorage()

@@ -136,6 +136,25 @@ def test_claims_find_exactly_the_rows_that_are_ready(
             assert (claim.sample_ids if claim else []) == ready
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(ACTIONS, max_size=40))
+def test_claims_by_group_take_exactly_the_groups_that_are_whole(actions: list[tuple[Any, ...]]) -> None:
+    clock = FakeClock()
+    with open_plane(MemoryStorage(), clock=clock) as plane:
+        driver = Driver(pipeline(plane), clock)
+        for action in actions:
+            driver(*action)
+        clock.sleep(100)
+        over = durable(catalog_of(plane))["partitions"]["train"]["tasks"]["teacher"][1]
+        done = {i for i, flag in zip(plane.ids("train"), over, strict=True) if flag}
+        whole: list[str] = []
+        for group in ("g", "h"):
+            left = [i for i in plane.rows("train", failed=False, where={"group_id": group}) if i not in done]
+            whole += left if set(left) <= set(plane.rows("train", have=["input_ids"])) else []
+        claim = plane.claim("train", "teacher", by_group=True)
+        assert sorted(claim.sample_ids if claim else []) == sorted(whole)
+
+
 @given(st.lists(st.integers(0, 40), unique=True))
 def test_runs_hold_any_order(numbers: list[int]) -> None:
     runs = to_runs(np.array(numbers, dtype=np.int64))

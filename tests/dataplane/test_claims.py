@@ -169,6 +169,21 @@ def test_where_sees_rows_that_come_return_and_change(plane: DataPlane, clock: Fa
     assert ids_of(plane.claim("train", "generate", where={"teacher": "math"})) == ["s0", "s1", "s9", "s8"]
 
 
+def test_where_leaves_a_row_whose_value_was_replaced(plane: DataPlane) -> None:
+    admit(plane, 3, teacher=["math", "math", "math"])
+    assert ids_of(plane.claim("train", "generate", limit=1, where={"teacher": "math"})) == ["s0"]
+    plane.replace("train", ["s1"], {"teacher": ["code"]})
+    assert ids_of(plane.claim("train", "generate", where={"teacher": "math"})) == ["s2"]
+    assert ids_of(plane.claim("train", "generate", where={"teacher": "code"})) == ["s1"]
+
+
+def test_where_finds_nothing_among_rows_that_were_all_cleared(plane: DataPlane) -> None:
+    admit(plane, 2, teacher=["math", "code"])
+    claimed(plane, "generate", where={"teacher": "math"}).release()
+    plane.clear("train", ["s0", "s1"])
+    assert plane.claim("train", "generate", where={"teacher": "math"}) is None
+
+
 def test_where_refuses_token_columns_and_values_of_another_type(plane: DataPlane) -> None:
     admit(plane, 1)
     with pytest.raises(InputError, match="only scalar columns"):
@@ -198,6 +213,12 @@ def test_groups_fill_a_limit_and_never_split(plane: DataPlane) -> None:
     admit(plane, 7, group_id=["a", "a", "b", "b", "b", "c", "c"])
     assert ids_of(plane.claim("train", "generate", limit=4, by_group=True)) == ["s0", "s1"]
     assert ids_of(plane.claim("train", "generate", limit=5, by_group=True)) == ["s2", "s3", "s4", "s5", "s6"]
+
+
+def test_rows_done_already_do_not_hold_their_group_back(plane: DataPlane) -> None:
+    admit(plane, 3, group_id=["g"] * 3)
+    claimed(plane, "generate", limit=1).commit(generated(1))
+    assert ids_of(plane.claim("train", "generate", by_group=True)) == ["s1", "s2"]
 
 
 def test_groups_of_a_step_are_whole_and_in_its_order(plane: DataPlane) -> None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from schemas.batch import Batch
+from schemas.columns import payload
+from schemas.config import OnPolicyDistillationFullConfig
 from schemas.errors import InputError
 
 
@@ -98,3 +100,11 @@ def test_an_unknown_column_gets_the_nearest_name(batch: Batch) -> None:
 def test_ids_and_rows_must_be_as_many() -> None:
     with pytest.raises(InputError, match="2 sample ids for 3 rows"):
         Batch(["a", "b"], pa.table({"reward": [1.0, 2.0, 3.0]}))
+
+
+def test_bfloat16_vectors_come_back_as_they_were() -> None:
+    field = payload(OnPolicyDistillationFullConfig(), 2)
+    vectors = [torch.tensor([[1.5, -0.1], [3e38, 0.0]]).bfloat16(), torch.zeros(0, 2).bfloat16()]
+    made = Batch.of(["a", "b"], {field.name: vectors}, pa.schema([field]))
+    assert made.padded(field.name).dtype == torch.bfloat16
+    assert torch.equal(made.padded(field.name)[0], vectors[0]) and made.take([1, 0]).lengths(field.name).tolist() == [0, 2]

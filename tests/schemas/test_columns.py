@@ -5,7 +5,17 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from schemas.columns import FAILURE_CODES, REGISTRY, column, schema_of, written_by
+from schemas.columns import (
+    FAILURE_CODES,
+    REGISTRY,
+    column,
+    opd_full_payload_field,
+    opd_full_teacher_index_field,
+    payload,
+    schema_of,
+    written_by,
+)
+from schemas.config import OnPolicyDistillationFullConfig
 from schemas.errors import InputError
 
 
@@ -16,7 +26,8 @@ def test_token_columns_are_large_lists_and_say_so() -> None:
 
 
 def test_every_column_says_what_it_means_and_who_writes_it() -> None:
-    tasks = {"admit", "generate", "teacher", "student", "baseline", "train", "divergence"}
+    tasks = {"admit", "generate", "teacher", "student", "reference", "baseline", "train", "divergence"}
+    tasks |= {"topk_student", "topk_teacher"}
     assert [c.name for c in REGISTRY.values() if not c.doc or c.writer not in tasks] == []
 
 
@@ -54,3 +65,16 @@ def test_written_by_keeps_registry_order() -> None:
 
 def test_failure_codes_lead_to_known_final_statuses() -> None:
     assert set(FAILURE_CODES.values()) == {"failed", "quarantined", "lost", "empty", "stale"}
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("bfloat16", pa.uint16()), ("float16", pa.float16())])
+def test_a_payload_is_a_vector_a_token_and_names_its_encoding(dtype: str, kind: pa.DataType) -> None:
+    field = payload(OnPolicyDistillationFullConfig(payload_dtype=dtype), 3)
+    assert (field.name, field.type) == ("payload_hidden_states", pa.large_list(pa.list_(kind, 3)))
+    assert (b"encoding" in field.metadata) == (dtype == "bfloat16")
+
+
+def test_only_hidden_states_need_to_know_their_teacher() -> None:
+    shapes = [OnPolicyDistillationFullConfig(teacher_payload=kind) for kind in ("hidden_states", "logits")]
+    assert [opd_full_payload_field(full) for full in shapes] == ["payload_hidden_states", "payload_logits"]
+    assert [opd_full_teacher_index_field(full) for full in shapes] == ["teacher_index", None]

@@ -10,6 +10,7 @@ from schemas.errors import ConfigError
 
 OPD, LOSS, GRPO = "on_policy_distillation__", "loss_fn__", "grpo__"
 FULL = {OPD + "full": {"enabled": True}}
+TOP_K = {OPD + "topk_loss": {"enabled": True}}
 CORRECTED = {LOSS + "use_importance_sampling_correction": True}
 GSPO = {LOSS + "sequence_level_importance_ratios": True}
 
@@ -108,7 +109,25 @@ REFUSED = {
     "orm weight without orm": ({OPD + "orm_advantage_weight": 0.5}, "orm_advantage_weight: has no effect"),
     "parallel sizes on hf": ({"trainer": {"tensor_model_parallel_size": 2}}, "the hf engine trains on one rank"),
     "floor without decay": ({"trainer": {"scheduler": {"min_lr_ratio": 0.1}}}, "decay is constant"),
-    "a reference nobody scores": ({LOSS + "reference_policy_kl_penalty": 0.1}, "no reference policy is scored yet"),
+    "proximal teacher under top-k": (
+        {**TOP_K, OPD + "proximal_teacher_alpha": 0.2},
+        "proximal_teacher_alpha: top-k distillation never reads the advantage",
+    ),
+    "kl under full": ({**FULL, LOSS + "reference_policy_kl_penalty": 0.1}, "reference_policy_kl_penalty: has no effect"),
+    "loss knob under top-k": ({**TOP_K, LOSS + "use_cispo": True}, "top-k distillation replaces the policy-gradient"),
+    "full and top-k": ({**FULL, **TOP_K}, "topk_loss: cannot be combined with on_policy_distillation.full"),
+    "beta without jsd": ({OPD + "full": {"enabled": True, "beta": 0.1}}, "full.beta: has no effect, because only"),
+    "head lifecycle without heads": (
+        {OPD + "full": {"enabled": True, "teacher_payload": "logits", "teacher_lm_head_lifecycle": "evict"}},
+        "teacher_lm_head_lifecycle: has no effect, because teachers that ship logits",
+    ),
+    "decomposition without heads": (
+        {OPD + "full": {"enabled": True, "teacher_payload": "logits", "validate_decomposition": True}},
+        "validate_decomposition: has no effect",
+    ),
+    "responses without a file": ({OPD + "log_sample_responses": True}, "has no effect, because log_sample_stats is"),
+    "period without a file": ({OPD + "token_stats_log_period": 5}, "has no effect, because log_token_stats is false"),
+    "retention of no payload": ({"store": {"payload_retention": 3}}, "sampled-token distillation stores no payload"),
     "clip upside down": ({OPD + "advantage_clip": [1.0, -2.0]}, r"expected \[low, high\] with low < high"),
     "two origins of prompts": ({"data__train": [{"path": "a", "generator": "m:f"}]}, "exactly one of path and gen"),
 }
@@ -121,6 +140,10 @@ def test_refused(recipe, changes: dict[str, object], reason: str) -> None:
 
 
 ACCEPTED = {
+    "generalised jsd with its ends": {OPD + "full": {"enabled": True, "divergence": "jsd", "beta": 0.0}},
+    "full with a sequence-level loss": {**FULL, LOSS + "token_level_loss": False},
+    "top-k forward": {OPD + "topk_loss": {"enabled": True, "k": 8, "direction": "forward"}},
+    "a kl to the reference": {LOSS + "reference_policy_kl_penalty": 0.1, LOSS + "reference_policy_kl_type": "k1"},
     "reinforce with icepop": {
         LOSS + "disable_ppo_ratio": True,
         **CORRECTED,
@@ -169,10 +192,10 @@ def test_opd_without_its_recommended_loss_is_warned_about(recipe) -> None:
 
 
 def test_settings_of_published_recipes_without_effect_are_warned_about(recipe) -> None:
-    published = {OPD + "non_colocated_teachers": {"enabled": True}, OPD + "log_token_stats": True}
+    published = {OPD + "non_colocated_teachers": {"enabled": True}, OPD + "topk_stats_k": 8}
     lines = warnings(validate(recipe(**ACCEPTED["reinforce with icepop"], **published)))
     keys = [line.partition(":")[0].rpartition(".")[2] for line in lines]
-    assert keys == ["non_colocated_teachers", "log_token_stats"]
+    assert keys == ["non_colocated_teachers", "topk_stats_k"]
 
 
 def test_recommended_loss_is_silent(recipe) -> None:

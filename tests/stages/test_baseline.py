@@ -8,7 +8,7 @@ import torch
 
 from schemas.batch import Batch
 from schemas.columns import written_by
-from schemas.config import AdvEstimatorConfig, OnPolicyDistillationConfig
+from schemas.config import AdvEstimatorConfig, ClippedPGLossConfig, OnPolicyDistillationConfig
 from schemas.errors import JobFailed
 from stages.baseline import Baseline
 
@@ -22,7 +22,7 @@ COLUMNS = {
 }
 
 
-def config(threshold=None, share=0.5, estimator=None, enabled=True, **distillation):
+def config(threshold=None, share=0.5, estimator=None, enabled=True, kl_penalty=0.0, **distillation):
     name = "opd" if enabled else "grpo"
     return SimpleNamespace(
         grpo=SimpleNamespace(
@@ -30,6 +30,7 @@ def config(threshold=None, share=0.5, estimator=None, enabled=True, **distillati
             adv_estimator=AdvEstimatorConfig(name=name, normalize_rewards=False, **(estimator or {})),
         ),
         failures=SimpleNamespace(max_quarantined_share=share),
+        loss_fn=ClippedPGLossConfig(reference_policy_kl_penalty=kl_penalty),
         on_policy_distillation=OnPolicyDistillationConfig(enabled=enabled, **distillation),
     )
 
@@ -193,3 +194,11 @@ def test_order_of_rows_changes_no_row():
     order = [2, 0, 3, 1]
     straight, mixed = (Batch.of(out.sample_ids, out.columns) for out in (stage(batch), stage(batch.take(order))))
     assert mixed.values("advantages") == [straight.values("advantages")[row] for row in order]
+
+
+def test_a_bad_reference_value_quarantines_its_row_only_where_a_penalty_reads_it():
+    reference = [[0, 0, -1.0, -2.0], [0, float("nan")], [0, 0, -0.5], [0, -1.0, -1.0, 0, -1.0]]
+    columns, _ = run(config(kl_penalty=0.1), reference_logprobs=reference)
+    assert columns["sample_mask"] == [True, False, True, True]
+    assert columns["mask_reason"][1].startswith("bad_logprob: reference_logprobs is nan at position 1")
+    assert run(config(), reference_logprobs=reference)[0]["sample_mask"] == [True] * 4

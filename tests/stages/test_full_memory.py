@@ -46,6 +46,7 @@ def test_bytes_are_estimated_from_shapes():
     heads = [HeadShape(1000, 64, 2), HeadShape(1000, 32, 2)]
     states = estimate_full_bytes(FULL.model_copy(update={"chunk_size": 8}), 500, 1000, heads)
     assert states == FullBytes(payload=500 * 64 * 2, heads=96_000 * 2, chunks=8 * 1000 * 4 * 5)
+    assert estimate_full_bytes(FULL, 500, 1000, heads, steps=3).payload == 3 * 500 * 64 * 2
     logits = FULL.model_copy(update={"teacher_payload": "logits", "payload_dtype": "float32"})
     assert estimate_full_bytes(logits, 500, 1000, heads).payload == 500 * 1000 * 4
 
@@ -77,3 +78,12 @@ def test_heads_come_by_index_and_are_read_as_the_lifecycle_says(lifecycle, reads
         with heads.staged() as by_index:
             assert [float(head[0, 0]) for head in by_index] == [1.0, 2.0, 1.0]
     assert len(read) == reads
+
+
+def test_only_the_heads_that_a_step_needs_are_read():
+    read = []
+    heads = TeacherHeads(["a", "b", "c"], lambda path: read.append(path) or torch.zeros(1, 1), "evict")
+    with heads.staged([2, 0]) as staged:
+        assert len(staged) == 2 and read == ["c", "a"]
+    with pytest.raises(InputError, match="teacher_index 3: expected one of the 3 recorded"), heads.staged([3]):
+        pass

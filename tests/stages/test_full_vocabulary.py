@@ -6,8 +6,14 @@ import torch
 from schemas.errors import InputError
 from stages.losses.chunked_divergence import FullVocabulary, decomposition_residual, full_vocabulary_divergence
 from stages.losses.counts import Counts
-from stages.losses.divergences import Divergence
-from stages.losses.full_vocabulary import FullBatch, full_vocabulary_loss, mixed_teachers, shift_states
+from stages.losses.divergences import Divergence, divergence_of
+from stages.losses.full_vocabulary import (
+    FullBatch,
+    decomposition_error,
+    full_vocabulary_loss,
+    mixed_teachers,
+    shift_states,
+)
 from stages.losses.projection import Logits, project, project_back
 from tests.stages.ragged import JUNK
 
@@ -218,3 +224,17 @@ def test_a_divergence_that_does_not_exist_is_refused():
         Divergence("jsd", 0.0)
     with pytest.raises(InputError, match="expected reverse_kl, forward_kl or jsd"):
         Divergence("kl")
+
+
+@pytest.mark.parametrize(("beta", "kind"), [(0.0, "forward_kl"), (1.0, "reverse_kl"), (0.4, "jsd")])
+def test_the_ends_of_the_generalised_jsd_are_the_kls_themselves(beta, kind):
+    assert divergence_of("jsd", beta).kind == kind
+    assert divergence_of("forward_kl", 0.5) == Divergence("forward_kl")
+
+
+def test_the_decomposition_error_sees_only_trained_tokens():
+    rows, head, theirs, their_head = problem(n=6, dtype=torch.float32)
+    payload = theirs.view(2, 3, 5).clone()
+    payload[1] = float("nan")
+    batch = FullBatch(torch.ones(2, 3).bool(), torch.tensor([True, False]), payload, torch.tensor([0, 0]), [their_head])
+    assert 0 <= decomposition_error(rows.detach().view(2, 3, 3), head, batch, FullVocabulary()) < 1e-5

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from schemas.batch import Batch
+from schemas.errors import InputError, JobFailed
+from stages.payload import Shipment
+from stages.protocols import Ask, Scores
 from stages.student import Student
 from stages.teacher import Teacher
 from tests.stages.fakes import PosLM
@@ -90,3 +93,56 @@ def test_student_keeps_a_bad_value_for_baseline_to_quarantine():
 
     out = Student(Broken())(rows(s=([1, 2], [3])))
     assert not out.failed and out.columns["student_logprobs"][0].isnan().all()
+
+
+class Shipper(PosLM):
+    """A PosLM that also ships a vector of two numbers a token."""
+
+    def __init__(self, hole: float | None = None) -> None:
+        super().__init__()
+        self.hole = hole
+
+    def score(self, sequences, masks, temperature, ask):
+        logprobs = self.logprobs(sequences, temperature)
+        shipped = [torch.tensor([[p, t] for p, t in enumerate(ids)]).to(getattr(torch, ask.dtype)) for ids in sequences]
+        for vectors in shipped if self.hole is not None else []:
+            vectors[-1, 1] = self.hole
+        return [Scores(*pair) for pair in zip(logprobs, shipped, strict=True)]
+
+    def head_error(self, sequences):
+        return 0.5
+
+
+SHIPS = Shipment(Ask("hidden_states", "float16"), "payload_hidden_states", width=4)
+
+
+def test_a_narrow_teachers_vectors_are_widened_with_zeros():
+    out = Teacher(Shipper(), {"t": 2}, ships=SHIPS)(rows(a=([5, 6], [7]), b=([5], [8])))
+    assert out.columns["payload_hidden_states"][1].tolist() == [[0, 5, 0, 0], [1, 8, 0, 0]]
+    assert out.columns["teacher_index"] == [2, 2]
+    assert Teacher(Shipper(), ships=SHIPS).writes[-1] == "payload_hidden_states"
+
+
+def test_a_payload_that_overflows_its_type_quarantines_the_row():
+    out = Teacher(Shipper(hole=math.inf), {"t": 0}, ships=SHIPS)(rows(a=([5, 6], [7])))
+    assert out.failed == {"a": "bad_logprob: a number in its payload is not finite at position 2"}
+
+
+def test_a_teacher_wider_than_the_column_is_an_error():
+    narrow = Shipment(Ask("hidden_states"), "payload_hidden_states", width=1)
+    with pytest.raises(InputError, match="expected vectors of at most 1 numbers, got 2"):
+        Teacher(Shipper(), {"t": 0}, ships=narrow)(rows(a=([5, 6], [7])))
+
+
+def test_logits_that_are_not_the_heads_product_stop_a_checked_run():
+    with pytest.raises(JobFailed, match=r"not lm_head\(hidden states\): they differ by 0.5"):
+        Teacher(Shipper(), {"t": 0}, ships=SHIPS, check_head="float32")(rows(a=([5, 6], [7])))
+
+
+def test_a_bad_value_is_left_to_the_baseline_when_rewards_may_still_train_the_row():
+    class Holed(PosLM):
+        def value(self, position, token):
+            return math.nan
+
+    out = Teacher(Holed(), {"t": 0}, keep_nonfinite=True)(rows(a=([5, 6], [7])))
+    assert not out.failed and out.columns["teacher_logprobs"][0][2].isnan()

@@ -22,9 +22,14 @@ from schemas.errors import InputError, OpdError, did_you_mean
 #: Verb → the module whose ``register(app)`` adds it, in the order of the help.
 VERBS = {
     "run": "workers.cli.run",
+    "doctor": "workers.cli.doctor",
     "build-proxy": "workers.cli.proxy",
     "ls": "workers.cli.inspect",
     "sql": "workers.cli.inspect",
+    "show": "workers.cli.show",
+    "replay": "workers.cli.replay",
+    "export": "workers.cli.export",
+    "ui": "workers.cli.ui",
 }
 
 FAILED, BAD_INPUT = 1, 2

@@ -42,8 +42,12 @@ def ls(
 def sql(
     run: Annotated[str, typer.Argument(metavar="RUN", help=_RUN)],
     query: Annotated[
-        str, typer.Argument(metavar="QUERY", help="One statement that reads; - takes it from standard input.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[QUERY]",
+            help="One statement that reads; - takes it from standard input; without it, a prompt with a history.",
+        ),
+    ] = None,
     output_format: Annotated[
         ResultFormat | None, typer.Option("--format", help="Default: by the ending of --out, else a table.")
     ] = None,
@@ -59,12 +63,17 @@ def sql(
     from workers.cli import output
     from workers.cli.stores import open_store
 
-    text = sys.stdin.read() if query == "-" else query
     kind = output_format or output.format_of(out)
     with ExitStack() as opened:
         plane = opened.enter_context(open_store(run))
         others = {name: opened.enter_context(open_store(other)) for name, other in map(_attached, attach or [])}
         limits = Limits(timeout_s=timeout_s)
+        if query is None and sys.stdin.isatty():
+            from workers.cli.prompt import converse
+
+            converse(plane, others, limits, kind)
+            return
+        text = sys.stdin.read() if query in (None, "-") else str(query)
         if explain:
             batches = explain_sql(plane, text, attach=others).to_reader()
         else:

@@ -19,6 +19,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from schemas.errors import InputError
+from workers.cli.intervals import interval_text, without_intervals
 from workers.cli.tables import render, terminal_width
 
 #: Rows of a table on a terminal.
@@ -74,11 +75,13 @@ def write(batches: pa.RecordBatchReader, kind: ResultFormat, sink: IO[bytes]) ->
         ResultFormat.json: _write_json,
         ResultFormat.csv: _write_csv,
         ResultFormat.parquet: _write_parquet,
-    }[kind](batches, sink)
+    }[kind](without_intervals(batches), sink)
 
 
 def plain(value: Any) -> Any:
     """*value* as JSON has it: NaN and ±inf as text, times in ISO form, whole decimals as numbers, bytes in hex."""
+    if isinstance(value, pa.MonthDayNano):  # inside a list or a struct
+        return interval_text(value)
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):

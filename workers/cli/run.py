@@ -68,7 +68,7 @@ def run(
 
 
 def _run(config: RunConfig, target: RunDir, executor: ExecutorName, *, resume: bool) -> None:
-    _quiet_libraries()
+    quiet_libraries()
     signal.signal(signal.SIGTERM, _interrupt)
     from workers.job import read_inputs, run_job
     from workers.progress import Progress
@@ -104,7 +104,8 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
+    """Nothing on stderr but what is ours."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.captureWarnings(True)

@@ -16,7 +16,21 @@ def store_of(run: str) -> str:
     if not directory.is_dir():
         what = "is a file" if directory.exists() else "does not exist"
         raise InputError(f"run {run!r}: {what}; expected a run directory, a store directory or a redis:// URL")
-    return str(directory / "plane" if (directory / "plane").is_dir() else directory)
+    if (directory / "plane").is_dir():
+        return str(directory / "plane")
+    return _elsewhere(directory / "config.yaml") or str(directory)
+
+
+def _elsewhere(config: Path) -> str | None:
+    """The store that a run's recipe names, when it is not in the run directory."""
+    if not config.is_file():
+        return None
+    import yaml
+
+    content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    store = content.get("store") if isinstance(content, dict) else None
+    url = store.get("url") if isinstance(store, dict) else None
+    return str(url) if url else None
 
 
 def open_store(run: str) -> DataPlane:

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache
 
 from stages.protocols import Completion, Sampling
-from workers.engines.hf_model import load_model, max_positions
+from workers.engines.hf_model import CausalLM, load_model, max_positions, real_logits
 from workers.engines.noise import stream_keys, uniform
 
 
@@ -24,14 +24,16 @@ class HFGenerator:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: CausalLM,
         stop_ids: Sequence[int],
         *,
         max_length: int,
         batch_size: int = 256,
         version: int = 0,
+        vocabulary_size: int | None = None,
     ) -> None:
         self.model = model
+        self.vocabulary_size = vocabulary_size
         # transformers is renaming this argument; older versions know only the second name.
         known = inspect.signature(model.forward).parameters
         self.cache_argument = "cache" if "cache" in known else "past_key_values"
@@ -89,7 +91,7 @@ class HFGenerator:
         for _ in range(steps):
             out = self.model(input_ids=ids, attention_mask=mask, position_ids=positions, logits_to_keep=1, **cache)
             feed: list[torch.Tensor] = []
-            yield out.logits[:, -1].float(), feed
+            yield real_logits(out.logits[:, -1], self.vocabulary_size).float(), feed
             ids = feed[0][:, None]
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
             positions = positions[:, -1:] + 1

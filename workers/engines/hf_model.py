@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from schemas.errors import InputError
-from stages.losses.full_vocabulary import shift_states
+from stages.losses.projection import CHUNK_NUMBERS
 from stages.vocabulary import LOGIT_CHANGES
+
+#: A transformers model with ``base_model``, ``lm_head`` and ``config``; transformers comes without types.
+CausalLM = Any
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def load_model(path: str | Path, dtype: str = "float32") -> torch.nn.Module:
+def load_model(path: str | Path, dtype: str = "float32") -> CausalLM:
     """The causal language model at *path*, on the GPU if there is one. Raises InputError if it is not there."""
     import transformers
 
@@ -34,7 +38,7 @@ def load_model(path: str | Path, dtype: str = "float32") -> torch.nn.Module:
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
-def _refuse_rescaled_logits(model: torch.nn.Module, path: str | Path) -> None:
+def _refuse_rescaled_logits(model: CausalLM, path: str | Path) -> None:
     """The engines compute logits as ``lm_head(h)``; models that do more to them would be scored wrongly."""
     for name, neutral in LOGIT_CHANGES.items():
         value = getattr(model.config, name, neutral[0])
@@ -44,7 +48,7 @@ def _refuse_rescaled_logits(model: torch.nn.Module, path: str | Path) -> None:
             )
 
 
-def max_positions(model: torch.nn.Module) -> int:
+def max_positions(model: CausalLM) -> int:
     """Longest sequence the model was made for."""
     return int(model.config.max_position_embeddings)
 
@@ -60,25 +64,20 @@ def pad_right(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple
     return ids.to(device), mask.to(device)
 
 
-def states_of(model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def states_of(model: CausalLM, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Final hidden states, row t *after* token t; [B, S, H]."""
     return model.base_model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
 
 
-def predicting(states_BSH: torch.Tensor) -> torch.Tensor:
-    """The same, moved so that row t is what token t was predicted from; row 0 is 0."""
-    return shift_states(states_BSH)
-
-
 def token_logprobs(
-    model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, temperature: float, vocabulary: int | None = None
+    model: CausalLM, ids: torch.Tensor, mask: torch.Tensor, temperature: float, vocabulary: int | None = None
 ) -> torch.Tensor:
     """log p(ids[t] | ids[<t]) at *temperature*, input-position aligned; [B, S], float32, column 0 is 0."""
     return logprobs_of(model, states_of(model, ids, mask), ids, temperature, vocabulary)
 
 
 def logprobs_of(
-    model: torch.nn.Module,
+    model: CausalLM,
     hidden: torch.Tensor,
     ids: torch.Tensor,
     temperature: float,
@@ -86,8 +85,8 @@ def logprobs_of(
 ) -> torch.Tensor:
     """The log-prob of each token given *hidden*, the states after each token; [B, S], float32.
 
-    Ids from *vocabulary* on are padding of the LM head and outside the softmax. Vocabulary-wide logits exist for
-    ``_CHUNK`` positions at a time, in the backward pass too.
+    Ids from *vocabulary* on are padding of the LM head and outside the softmax. Vocabulary-wide logits exist for a
+    few positions at a time, in the backward pass too.
     """
     scale = max(temperature, 0.0) or 1.0
     pieces = [
@@ -100,18 +99,16 @@ def logprobs_of(
             vocabulary,
             use_reentrant=False,
         )
-        for start, stop in _chunks(ids.shape[1] - 1)
+        for start, stop in _chunks(ids.shape[1] - 1, len(ids) * len(model.lm_head.weight))
     ]
     first = hidden.new_zeros(len(ids), 1, dtype=torch.float32)
     return torch.cat([first, *pieces], dim=1)
 
 
-_CHUNK = 512
-
-
-def _chunks(length: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, length, _CHUNK):
-        yield start, min(start + _CHUNK, length)
+def _chunks(length: int, numbers_per_position: int) -> Iterator[tuple[int, int]]:
+    step = max(1, CHUNK_NUMBERS // numbers_per_position)
+    for start in range(0, length, step):
+        yield start, min(start + step, length)
 
 
 def _gather_logprobs(

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from schemas.batch import Batch
 from schemas.errors import CorruptData
-from stages.protocols import MicroBatchLoss, Update
-from workers.engines.hf_model import load_model, token_logprobs
+from stages.losses.full_vocabulary import shift_states
+from stages.protocols import MicroBatchLoss, StatesLoss, Update
+from workers.engines.hf_model import CausalLM, load_model, states_of, token_logprobs
 from workers.engines.hf_scorer import HFScorer
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -27,15 +28,16 @@ class HFTrainer(HFScorer):
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: CausalLM,
         optimizer: torch.optim.Optimizer,
         schedule: Callable[[int], float],
         *,
         clip_grad_norm: float,
         batch_size: int,
         micro_batch_size: int,
+        vocabulary_size: int | None = None,
     ) -> None:
-        super().__init__(model, batch_size=batch_size)
+        super().__init__(model, batch_size=batch_size, vocabulary_size=vocabulary_size)
         self.optimizer = optimizer
         self.schedule = schedule
         self.clip_grad_norm = clip_grad_norm
@@ -44,17 +46,40 @@ class HFTrainer(HFScorer):
 
     def forward_backward(self, batch: Batch, loss: MicroBatchLoss, temperature: float) -> float:
         """Add the gradient of the whole batch's loss; its value."""
+        return self._accumulate(
+            batch,
+            lambda ids, mask, micro: loss(
+                token_logprobs(self.model, ids, mask, temperature, self.vocabulary_size), micro
+            ),
+        )
+
+    def forward_backward_states(self, batch: Batch, loss: StatesLoss) -> float:
+        """The same for a loss of hidden states and LM head."""
+        return self._accumulate(
+            batch,
+            lambda ids, mask, micro: loss(
+                shift_states(states_of(self.model, ids, mask)), self.model.lm_head.weight, micro
+            ),
+        )
+
+    def _accumulate(self, batch: Batch, loss: Callable[[torch.Tensor, torch.Tensor, Batch], torch.Tensor]) -> float:
         total = 0.0
         for start in range(0, len(batch), self.micro_batch_size):
             rows = range(start, min(start + self.micro_batch_size, len(batch)))
             micro = batch if len(rows) == len(batch) else batch.take(rows)
             ids = micro.padded("input_ids").long().to(self.model.device)
             attended = torch.arange(ids.shape[1])[None] < torch.from_numpy(micro.lengths())[:, None]
-            value = loss(token_logprobs(self.model, ids, attended.to(ids.device), temperature), micro)
+            value = loss(ids, attended.to(ids.device), micro)
             if value.requires_grad:
                 value.backward()
             total += float(value.detach())
         return total
+
+    def take_gradient(self) -> torch.Tensor:
+        """Norm of each parameter's gradient and its projection on a fixed direction, [2 P]; gradients are cleared."""
+        numbers = [number for parameter in self.model.parameters() for number in _summary(parameter)]
+        self.optimizer.zero_grad(set_to_none=True)
+        return torch.tensor(numbers, dtype=torch.float64)
 
     def update(self) -> Update:
         """Clip, step, advance the schedule, clear. A gradient that is not finite is an error and steps nothing."""
@@ -115,7 +140,23 @@ class HFTrainer(HFScorer):
             self.optimizer.state[parameters[name]][key] = value
 
 
-def build_trainer(model_path: str, config: Any, *, max_steps: int) -> HFTrainer:
+def _summary(parameter: torch.nn.Parameter) -> tuple[float, float]:
+    """Norm of the gradient and its projection on a direction that is the same every time."""
+    squares = projection = 0.0
+    pieces = () if parameter.grad is None else parameter.grad.flatten().split(_PIECE)
+    for number, piece in enumerate(pieces):
+        values = piece.double()
+        direction = torch.arange(len(values), device=values.device, dtype=torch.float64).add(number).cos()
+        squares += float(values @ values)
+        projection += float(values @ direction)
+    return math.sqrt(squares), projection
+
+
+#: Numbers of a gradient that are summed up at once.
+_PIECE = 2**22
+
+
+def build_trainer(model_path: str, config: Any, *, max_steps: int, vocabulary_size: int | None = None) -> HFTrainer:
     """The trainer that *config* (a RunConfig) describes."""
     model = load_model(model_path, config.policy.dtype)
     options = config.trainer.optimizer
@@ -133,6 +174,7 @@ def build_trainer(model_path: str, config: Any, *, max_steps: int) -> HFTrainer:
         clip_grad_norm=options.clip_grad_norm,
         batch_size=config.policy.logprob_batch_size,
         micro_batch_size=config.policy.train_micro_batch_size,
+        vocabulary_size=vocabulary_size,
     )
 
 

@@ -13,7 +13,6 @@ from workers.roles import Role
 BuildRole = Callable[[DataPlane], Role]
 
 
-
 @dataclass(frozen=True)
 class RoleSpec:
     """A role to host: how to make it, and what its process needs.

@@ -6,6 +6,7 @@ import faulthandler
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,17 @@ IDLE_S = 0.5
 
 @dataclass(frozen=True)
 class Status:
-    """What a role is doing: "generate, 256 samples", or "" when it waits for rows; and for how long."""
+    """The rows that a role has in hand, none when it waits for some; and for how long."""
 
-    doing: str
-    seconds: float
+    task: str = ""
+    partition: str = ""
+    sample_ids: Sequence[str] = ()
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        if not self.sample_ids:
+            return "waits for rows"
+        return f"runs {self.task} on {len(self.sample_ids)} samples ({self.sample_ids[0]} …) for {self.seconds:.1f} s"
 
 
 class RoleHost:
@@ -54,7 +62,7 @@ class RoleHost:
     def status(self) -> Status:
         """What the role does now; answered while it does it."""
         busy = self.role.busy()
-        return Status(busy.what, time.monotonic() - busy.since) if busy else Status("", 0.0)
+        return Status(busy.task, busy.partition, busy.sample_ids, time.monotonic() - busy.since) if busy else Status()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -73,7 +81,9 @@ class HostSettings:
         """Output goes to a log of the role's own; paths resolve as they do for the controller."""
         os.chdir(self.working_directory)
         self.log_directory.mkdir(parents=True, exist_ok=True)
-        log = os.open(self.log_directory / f"{name.replace(':', '-')}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(
+            self.log_directory / f"{name.replace(':', '-')}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+        )
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from dataplane import DataPlane
@@ -34,6 +37,8 @@ class RayExecutor:
     def __init__(self, settings: HostSettings, *, address: str | None = None, restarts: int = 3) -> None:
         self.settings = settings
         self.address = address or os.environ.get("RAY_ADDRESS")
+        if not self.address:
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # how Ray is told to bind to loopback; read at import
         self.restarts = restarts
         self.statuses: dict[str, Status] = {}
         self._plane: DataPlane
@@ -44,7 +49,7 @@ class RayExecutor:
         self._heard: dict[str, float] = {}
         self._lost: dict[str, int] = {}
         self._looked = 0.0
-        self._ours = False
+        self._folder: Path | None = None
 
     # -- life -----------------------------------------------------------------------------------------
 
@@ -55,8 +60,8 @@ class RayExecutor:
         if self.address:
             ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
         else:
-            _start_local(cpus=max(os.cpu_count() or 1, sum(spec.cpus for spec in roles.values())))
-            self._ours = True
+            self._folder = Path(tempfile.mkdtemp(prefix="opd-ray-"))
+            _start_local(max(os.cpu_count() or 1, sum(spec.cpus for spec in roles.values())), self._folder)
         _refuse_impossible(ray.cluster_resources(), roles)
         for name in roles:
             self._spawn(name)
@@ -76,7 +81,9 @@ class RayExecutor:
         try:
             pid = ray.get(self._actors[name].ready.remote(), timeout=START_S)
         except ray.exceptions.GetTimeoutError as error:
-            raise DeadlinePassed(f"{name}: not started after {START_S:.0f} s; its log is in {self.settings.log_directory}") from error
+            raise DeadlinePassed(
+                f"{name}: not started after {START_S:.0f} s; its log is in {self.settings.log_directory}"
+            ) from error
         except ray.exceptions.RayError as error:
             raise JobFailed(f"{name}: cannot start: {_cause(error)}") from error
         self._loops[name] = self._actors[name].loop.remote()
@@ -94,6 +101,8 @@ class RayExecutor:
         self._actors.clear()
         with suppress(ray.exceptions.RayError):
             ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     # -- work -----------------------------------------------------------------------------------------
 
@@ -101,10 +110,13 @@ class RayExecutor:
         return list(self._actors)
 
     def submit(self, role: str, method: str, *arguments: Any) -> RayCall:
-        return RayCall(role, method, self._actors[role].call.remote(method, *arguments))
+        return RayCall(self, role, method, self._actors[role].call.remote(method, *arguments))
 
     def wait(self, until: Callable[[], bool], what: str, *, deadline_s: float, meanwhile: Meanwhile) -> None:
-        """Poll *until*, look after the actors, and give up after *deadline_s* in which nothing moved."""
+        """Poll *until*, look after the actors, and give up when nothing moves.
+
+        A stage that runs for *deadline_s* is ended first, so the wait itself lasts twice as long.
+        """
         moved = time.monotonic()
         position = self._plane.position()
         while not until():
@@ -114,15 +126,13 @@ class RayExecutor:
             now, seen = time.monotonic(), self._plane.position()
             if seen != position:
                 position, moved = seen, now
-            if now - moved > deadline_s:
-                raise DeadlinePassed(f"{what}: nothing moved for {deadline_s:g} s; {self.describe()}")
+            if now - moved > 2 * deadline_s:
+                raise DeadlinePassed(f"{what}: nothing moved for {now - moved:.1f} s; {self.describe()}")
             time.sleep(POLL_S)
 
     def describe(self) -> str:
         """What every role does, in a line."""
-        return "; ".join(
-            f"{name} {f'runs {s.doing} for {s.seconds:.0f} s' if s.doing else 'waits for rows'}" for name, s in self.statuses.items()
-        )
+        return "; ".join(f"{name} {status}" for name, status in self.statuses.items())
 
     # -- health ---------------------------------------------------------------------------------------
 
@@ -135,14 +145,16 @@ class RayExecutor:
         self._looked = time.monotonic()
         for name, loop in list(self._loops.items()):
             if ray.wait([loop], timeout=0)[0]:
-                self._replace(name, _reason(loop))
+                self.replace(name, _reason(loop))
         for name in list(self._actors):
             self._ask(name)
             status, silent_s = self.statuses.get(name), time.monotonic() - self._heard[name]
-            if status is not None and status.doing and status.seconds > deadline_s:
-                self._replace(name, f"timed_out: {name} ran {status.doing} for {status.seconds:.1f} s")
+            if status is not None and status.sample_ids and status.seconds > deadline_s:
+                reason = f"timed_out: {name} {status}"
+                self._plane.fail(status.partition, dict.fromkeys(status.sample_ids, reason))
+                self.replace(name, reason)
             elif silent_s > deadline_s:
-                self._replace(name, f"timed_out: no sign of life from {name} for {silent_s:.1f} s")
+                self.replace(name, f"timed_out: no sign of life from {name} for {silent_s:.1f} s")
 
     def _ask(self, name: str) -> None:
         """Collect the answer to the last question about what the role does, and ask again."""
@@ -157,17 +169,18 @@ class RayExecutor:
                 self._heard[name] = time.monotonic()
         self._asked[name] = self._actors[name].status.remote()
 
-    def _replace(self, name: str, reason: str) -> None:
+    def replace(self, name: str, reason: str) -> None:
+        """Start a lost role again. Raises RoleLost if it was stateful, JobFailed when it was lost too often."""
         import ray
 
         self._lost[name] = self._lost.get(name, 0) + 1
         self._plane.event("worker_lost", worker=name, reason=reason, times=self._lost[name])
-        if reason.startswith("timed_out"):
-            self._plane.fail_claims(name, reason)
         with suppress(ray.exceptions.RayError):
             ray.kill(self._actors[name])
         if self._lost[name] > self.restarts:
-            raise JobFailed(f"{name}: lost {self._lost[name]} times, last: {reason}; its log is in {self.settings.log_directory}")
+            raise JobFailed(
+                f"{name}: lost {self._lost[name]} times, last: {reason}; its log is in {self.settings.log_directory}"
+            )
         self.statuses.pop(name, None)
         self._spawn(name)
         self._await_ready(name)
@@ -178,7 +191,8 @@ class RayExecutor:
 class RayCall:
     """A method running on an actor."""
 
-    def __init__(self, role: str, method: str, reference: Any) -> None:
+    def __init__(self, executor: RayExecutor, role: str, method: str, reference: Any) -> None:
+        self.executor = executor
         self.role = role
         self.method = method
         self.reference = reference
@@ -195,15 +209,17 @@ class RayCall:
         try:
             return ray.get(self.reference)
         except ray.exceptions.RayActorError as error:
+            self.executor.replace(self.role, f"its process died: {_cause(error)}")
             raise RoleLost(self.role, _cause(error)) from error
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
-            raise cause if isinstance(cause, OpdError) else JobFailed(f"{self.role}.{self.method}: {_cause(error)}") from error
+            raise (
+                cause if isinstance(cause, OpdError) else JobFailed(f"{self.role}.{self.method}: {_cause(error)}")
+            ) from error
 
 
-def _start_local(cpus: float) -> None:
+def _start_local(cpus: float, folder: Path) -> None:
     """A Ray of our own, listening on loopback only, and quiet."""
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # its switch for binding to loopback
     import ray
 
     ray.init(
@@ -213,6 +229,7 @@ def _start_local(cpus: float) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
         object_store_memory=128 * 2**20,
+        _temp_dir=str(folder),
     )
 
 
@@ -225,7 +242,9 @@ def _refuse_impossible(available: Mapping[str, float], roles: Mapping[str, RoleS
         needed, there = sum(asked.values()), available.get(resource, 0)
         if needed > there:
             who = ", ".join(f"{name} {count:g}" for name, count in asked.items() if count)
-            raise InputError(f"cluster: {needed:g} {resource}s are asked for ({who}), it has {there:g}; ask for fewer or join a larger one")
+            raise InputError(
+                f"cluster: {needed:g} {resource}s are asked for ({who}), it has {there:g}; ask for fewer or join a larger one"
+            )
 
 
 def _reason(loop: Any) -> str:

@@ -23,7 +23,7 @@ from workers.proxy.skills import SKILLS, Problem, problems, sloppy
 
 BATCH = 64
 TEACHER_STEPS = {"rev": 150, "sort": 300}
-STUDENT_STEPS = 400
+STUDENT_STEPS = 500
 TRAIN_PROMPTS, VALIDATION_PROMPTS = 20_480, 200
 
 #: ``report(what, total_steps)`` opens a progress line and returns what each step calls with its loss.
@@ -40,7 +40,7 @@ def build_proxy(directory: Path, *, seed: int = 0, report: Report = lambda what,
     try:
         for skill in SKILLS:
             _train(partial / "teachers" / skill, seed + 1, TEACHER_STEPS[skill], _fluent(skill, seed), report)
-        _train(partial / "student", seed + 3, STUDENT_STEPS, _sloppy(seed), report)
+        _train(partial / "student", seed + 6, STUDENT_STEPS, _sloppy(seed), report)
         _prompts(partial / "prompts" / "train.jsonl", TRAIN_PROMPTS, random.Random(seed + 11), held_out=False)
         _prompts(partial / "prompts" / "validation.jsonl", VALIDATION_PROMPTS, random.Random(seed + 99), held_out=True)
         partial.rename(directory)
@@ -63,7 +63,7 @@ def _fluent(skill: str, seed: int) -> NextBatch:
 
 
 def _sloppy(seed: int) -> NextBatch:
-    rng = random.Random(seed + 7)
+    rng = random.Random(seed + 10)
     streams = [problems(skill, rng, held_out=False) for skill in SKILLS]
     share = BATCH // len(SKILLS)
     return lambda: [(p.prompt, sloppy(p, rng)) for stream in streams for p in islice(stream, share)]

@@ -44,7 +44,7 @@ def solve(skill: str, text: str) -> str:
     return text[::-1] if skill == "rev" else "".join(sorted(text))
 
 
-def sloppy(problem: Problem, rng: random.Random, *, echo: float = 0.45, slip: float = 0.10) -> str:
+def sloppy(problem: Problem, rng: random.Random, *, echo: float = 0.40, slip: float = 0.10) -> str:
     """How the student was taught: sometimes an echo of the text, else each character wrong now and then."""
     if rng.random() < echo:
         return problem.text

@@ -7,6 +7,8 @@ from pathlib import Path
 from dataplane import DataPlane
 from schemas.columns import TRAIN, VALIDATION
 from schemas.config import RunConfig
+from schemas.errors import CorruptData
+from schemas.records import Weights
 from stages.checkers import reward
 from stages.generate import Generate
 from workers.engines.hf_generator import HFGenerator
@@ -30,21 +32,31 @@ class GeneratorRole(Role):
             tokenizer.stop_ids,
             max_length=config.policy.max_total_sequence_length,
             batch_size=config.generator.batch_size,
+            vocabulary_size=len(tokenizer.vocabulary),
         )
         stage = Generate(self.engine, tokenizer, reward)
         self.workers = [
-            Worker(plane, partition, stage, limit=config.generator.batch_size, name=self.name)
+            Worker(plane, partition, stage, limit=config.generator.batch_size, name=self.name, prepare=self.load_newest)
             for partition in (VALIDATION, SAMPLED, TRAIN)
         ]
 
-    def turn(self) -> bool:
-        self._load_newest()
-        return super().turn()
+    def load_newest(self) -> None:
+        """Sample from the newest published weights.
 
-    def _load_newest(self) -> None:
-        published = self.plane.published()
-        if published and published[-1].version != self.engine.version:
-            newest = published[-1]
-            self.engine.load_weights(read_weights(Path(newest.path)), newest.version)
+        Rows are claimed first: whatever weights they were admitted for are published by then.
+        """
+        newest = self._newest()
+        while newest is not None and newest.version != self.engine.version:
+            try:
+                self.engine.load_weights(read_weights(Path(newest.path)), newest.version)
+            except CorruptData:
+                later = self._newest()
+                if later == newest:
+                    raise
+                newest = later  # published while we looked, and the old file dropped
         for worker in self.workers:
             worker.weight_version = self.engine.version
+
+    def _newest(self) -> Weights | None:
+        published = self.plane.published()
+        return published[-1] if published else None

@@ -2,33 +2,89 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from dataplane import DataPlane
 from schemas.columns import TRAIN
-from schemas.config import RunConfig
-from stages.routing import TeacherConfig, teacher_configs, teacher_configs_by_index
+from schemas.config import RunConfig, get_opd_full_config
+from stages.payload import Shipment, measured_shipment, shipment_of
+from stages.routing import TeacherConfig
 from stages.teacher import Teacher
+from stages.topk_columns import TopKTeacher
+from workers.doctor import ROWS
 from workers.engines.hf_scorer import HFScorer
+from workers.full_vocabulary import payload_width
+from workers.invariants import SCORE_TOLERANCE, Check, differences
 from workers.loop import Worker
 from workers.partitions import SAMPLED
 from workers.roles import Role
+from workers.tokenizer import HFTokenizer
 
 
 class TeacherRole(Role):
-    """Claims only rows routed to one of its aliases."""
+    """Claims only rows routed to one of its aliases. *checkpoints* is what a ``teacher_index`` counts."""
 
-    def __init__(self, plane: DataPlane, config: RunConfig, teacher: TeacherConfig) -> None:
+    def __init__(self, plane: DataPlane, config: RunConfig, teacher: TeacherConfig, checkpoints: Sequence[str]) -> None:
+        self.plane, self.config, self.teacher = plane, config, teacher
         self.name = f"teacher:{teacher.alias}"
-        engine = HFScorer.load(teacher.model_name, config.policy.dtype, batch_size=config.policy.logprob_batch_size)
-        index = teacher_configs_by_index(teacher_configs(config.on_policy_distillation)).index(teacher)
-        index_of_alias = dict.fromkeys(teacher.aliases, index)
-        temperature = config.generator.sampling.temperature
+        self.index = checkpoints.index(teacher.model_name)
+        vocabulary = len(HFTokenizer(config.policy.tokenizer or config.policy.model).vocabulary)
+        self.engine = HFScorer.load(
+            teacher.model_name,
+            config.policy.dtype,
+            batch_size=config.policy.logprob_batch_size,
+            vocabulary_size=vocabulary,
+        )
+        self.workers = [
+            self._scoring(SAMPLED, measured_shipment(vocabulary)),
+            self._scoring(TRAIN, shipment_of(config, payload_width(config, vocabulary))),
+        ]
+        opd = config.on_policy_distillation
+        top = TopKTeacher(self.engine, opd.topk_stats_k, config.generator.sampling.temperature)
+        # By index, not by alias: the row's own teacher, whatever the aliases mean today.
+        self.top_k = Worker(
+            plane, TRAIN, top, where={"teacher_index": [self.index]}, rows_may_fail=False, name=self.name
+        )
+        self.called = [self.top_k] if opd.log_topk_stats else []
 
-        def worker(partition: str, *, ship_logits: bool) -> Worker:
-            stage = Teacher(engine, index_of_alias, temperature, ship_logits)
-            where = {"teacher": list(teacher.aliases)}
-            return Worker(plane, partition, stage, limit=_ROWS_A_TURN, where=where, name=self.name)
+    def _scoring(self, partition: str, ships: Shipment) -> Worker:
+        full = get_opd_full_config(self.config)
+        stage = Teacher(
+            self.engine,
+            dict.fromkeys(self.teacher.aliases, self.index),
+            self.config.generator.sampling.temperature,
+            ships,
+            keep_nonfinite=self.config.on_policy_distillation.nonfinite_teacher_keeps_reward,
+            check_head=self.config.policy.dtype if full is not None and full.validate_decomposition else None,
+        )
+        where = {"teacher": list(self.teacher.aliases)}
+        return Worker(self.plane, partition, stage, limit=_ROWS_A_TURN, where=where, name=self.name)
 
-        self.workers = [worker(SAMPLED, ship_logits=True), worker(TRAIN, ship_logits=False)]
+    def examine(self, step: int) -> list[Check]:
+        """Some rows of a sealed step, scored again one by one: what is stored must come out again."""
+        mine = self.plane.rows(TRAIN, where={"teacher_index": [self.index]}, step=step)[:ROWS]
+        rows = self.plane.get(TRAIN, mine, ["input_ids", "token_mask", "teacher_logprobs"])
+        finite = [row for row, values in enumerate(rows.values("teacher_logprobs")) if all(map(math.isfinite, values))]
+        rows = rows.take(finite)  # the others are the baseline's to judge
+        temperature = self.config.generator.sampling.temperature
+        again = [self.engine.logprobs([sequence], temperature)[0] for sequence in rows.values("input_ids")]
+        apart = differences(rows.values("teacher_logprobs"), again, rows.values("token_mask")).abs()
+        return [
+            Check(
+                f"rescored.{self.teacher.alias}",
+                float(apart.max()) if len(apart) else 0.0,
+                SCORE_TOLERANCE[self.config.policy.dtype],
+                "the stored scores are not this teacher's: look at routing, alignment and padding",
+            )
+        ]
+
+    def score_topk(self, step: int) -> int:
+        """The top k of this teacher's rows of a sealed step, at the tokens the student's part picked; rows done."""
+        rows = 0
+        while (output := self.top_k.run_once(step)) is not None:
+            rows += len(output.sample_ids)
+        return rows
 
 
 _ROWS_A_TURN = 1024

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from dataplane import DataPlane
-from schemas.columns import TRAIN
-from schemas.config import RunConfig
+from schemas.columns import TEACHER_LOGITS, TRAIN
+from schemas.config import RunConfig, get_opd_full_config
 from schemas.errors import JobFailed
+from stages.base import Stage
 from stages.baseline import Baseline
 from stages.divergence import Divergence
+from stages.losses.teacher_heads import TeacherHeads
+from stages.objectives import objective_of
+from stages.reference import Reference
 from stages.student import Student
+from stages.topk_columns import TopKStudent
 from stages.train import Train
 from workers.checkpoints import save_checkpoint
+from workers.doctor import ROWS
+from workers.engines.hf_head import load_head
+from workers.engines.hf_scorer import HFScorer
 from workers.engines.hf_trainer import build_trainer
+from workers.invariants import Check, check_gradients, check_scores
 from workers.loop import Worker
-from workers.partitions import SAMPLED
+from workers.partitions import RETRAINED, SAMPLED
+from workers.retention import drop_columns
 from workers.roles import Role
 from workers.rundir import RunDir
 from workers.tokenizer import HFTokenizer
@@ -25,34 +36,79 @@ from workers.weights import publish_weights
 
 
 class TrainerRole(Role):
-    """Holds the training engine; three workers run in order on each step, a fourth measures the exact KL."""
+    """Holds the training engine; some workers run in order on each step, another measures the exact KL.
+
+    *checkpoints* is what a ``teacher_index`` counts.
+    """
 
     name = "trainer"
 
-    def __init__(self, plane: DataPlane, config: RunConfig, run_dir: RunDir) -> None:
+    def __init__(self, plane: DataPlane, config: RunConfig, run_dir: RunDir, checkpoints: Sequence[str] = ()) -> None:
         self.plane = plane
+        self.config = config
         self.run_dir = run_dir
-        self.engine = build_trainer(config.policy.model, config, max_steps=config.grpo.max_num_steps)
         self.tokenizer = HFTokenizer(config.policy.tokenizer or config.policy.model)
-        temperature = config.generator.sampling.temperature
+        self.vocabulary = len(self.tokenizer.vocabulary)
+        self.engine = build_trainer(
+            config.policy.model, config, max_steps=config.grpo.max_num_steps, vocabulary_size=self.vocabulary
+        )
+        self.objective = objective_of(config, self.vocabulary, self._teacher_heads(checkpoints))
         self.step_workers = [
-            Worker(plane, TRAIN, stage, rows_may_fail=False, name=self.name)
-            for stage in (
-                Student(self.engine, temperature),
-                Baseline(config),
-                Train(self.engine, config.loss_fn, temperature),
-            )
+            Worker(plane, TRAIN, stage, rows_may_fail=False, name=self.name) for stage in self._step_stages()
         ]
         self.divergence = Worker(plane, SAMPLED, Divergence(self.engine), rows_may_fail=False, name=self.name)
         self.called = [*self.step_workers, self.divergence]
 
+    def _step_stages(self) -> list[Stage]:
+        """What happens to a sealed step, in order."""
+        opd, temperature = self.config.on_policy_distillation, self.config.generator.sampling.temperature
+        stages: list[Stage] = [Student(self.engine, temperature)]
+        if self.config.loss_fn.reference_policy_kl_penalty:
+            stages.append(Reference(self._initial_student(), temperature))
+        stages.append(Baseline(self.config))
+        if opd.enabled and opd.log_topk_stats:
+            stages.append(TopKStudent(self.engine, opd.topk_stats_k, opd.topk_stats_max_tokens, temperature))
+        return [*stages, Train(self.engine, self.objective)]
+
+    def _initial_student(self) -> HFScorer:
+        policy = self.config.policy
+        return HFScorer.load(
+            policy.model, policy.dtype, batch_size=policy.logprob_batch_size, vocabulary_size=self.vocabulary
+        )
+
+    def _teacher_heads(self, checkpoints: Sequence[str]) -> TeacherHeads | None:
+        full = get_opd_full_config(self.config)
+        if full is None or full.teacher_payload == "logits":
+            return None
+        return TeacherHeads(checkpoints, load_head, full.teacher_lm_head_lifecycle, self.engine.model.device)
+
+    def examine(self, step: int) -> list[Check]:
+        """The invariants on some rows of a sealed step that these very weights sampled; nothing changes."""
+        columns = ["input_ids", "token_mask", "generation_logprobs", "weight_version"]
+        members = self.plane.get(TRAIN, self.plane.members(step), columns)
+        fresh = [row for row, version in enumerate(members.values("weight_version")) if version == step - 1]
+        if not fresh:
+            return []
+        rows = members.take(fresh[:ROWS])
+        return [
+            *check_scores(self.engine, self.config, rows),
+            *check_gradients(self.engine, self.config, rows, self.vocabulary),
+        ]
+
     def train_step(self, step: int) -> dict[str, float]:
-        """Run student, baseline and train on the sealed step, each over the whole of it; their metrics."""
+        """Take the sealed step through every stage, each over the whole of it; their metrics."""
         metrics: dict[str, float] = {}
         for worker in self.step_workers:
+            if (
+                worker.stage.task == TopKStudent.task
+                and step % self.config.on_policy_distillation.topk_stats_log_period
+            ):
+                continue
             worker.weight_version = step - 1
             started = time.perf_counter()
             output = worker.run_once(step)
+            if output is None and worker.stage.task not in RETRAINED:
+                continue  # done in an earlier life of the run, with weights that do not change
             if output is None:
                 raise JobFailed(
                     f"step {step}: no row is ready for {worker.stage.task!r}; its sealed rows lack a column"
@@ -63,10 +119,11 @@ class TrainerRole(Role):
         return metrics
 
     def measure_divergence(self) -> dict[str, float]:
-        """The exact KL over the sampled held-out rows that their teachers have scored."""
+        """The exact KL over the sampled held-out rows that their teachers have scored, whose logits then go."""
         parts = []
         while (output := self.divergence.run_once()) is not None:
             parts.append(output.metrics)
+            drop_columns(self.plane, SAMPLED, output.sample_ids, [TEACHER_LOGITS])
         tokens = sum(part["exact_kl_tokens"] for part in parts)
         return {"exact_kl": sum(p["exact_kl"] * p["exact_kl_tokens"] for p in parts) / tokens} if tokens else {}
 

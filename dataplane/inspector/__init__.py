@@ -1,0 +1,1 @@
+"""The inspector: one sample whole, and the local page over a run."""

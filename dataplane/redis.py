@@ -1,0 +1,435 @@
+"""The Redis backend: Redis 7 or later, or Valkey. Every key begins with ``{prefix}:``.
+
+    {p}:epoch, {p}:writer     how often the store was opened for writing, and by whom: every append checks the epoch
+    {p}:blocks                hash: block → size in bytes, negative while it is being sent
+    {p}:b:BLOCK:i             chunk i of a block: a header (block, i, count, size, xxh3) and up to a megabyte
+    {p}:journal               stream: an entry an append, its id the journal offset it ends at
+    {p}:start, {p}:closed, {p}:snapshot      where the kept journal begins; where it was closed; "position block"
+
+A lost connection is waited for and the command sent again. That applies it once: chunks and their sizes are what
+they were, and an entry of the journal says where it must go. A server that comes back empty, or with older data, has
+another epoch or another end of the journal, and is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import pyarrow as pa
+import redis
+import xxhash
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as Unreachable
+from redis.exceptions import TimeoutError as Silent
+
+from dataplane.storage import BlockGone, BytesLike, Trimmed, Writer
+from schemas.errors import CorruptData, InputError, StoreError, StoreLocked
+
+#: Bytes of a chunk behind its header.
+CHUNK_BYTES = 1 << 20
+
+#: Chunks sent or asked for before their replies are read.
+_PIPELINE = 64
+
+_HEADER = struct.Struct("<4s40sIIQQ")
+_MAGIC = b"OPD1"
+
+#: Records read in one command.
+_PAGE = 4096
+
+_APPEND = """
+local epoch = redis.call('GET', KEYS[1])
+if not epoch then return 'empty' end
+if epoch ~= ARGV[1] then return 'fenced' end
+local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)
+local at = redis.call('GET', KEYS[3]) or '0'
+if last[1] then
+  at = string.match(last[1][1], '^%d+')
+  if at == ARGV[3] and last[1][2][2] == ARGV[4] then return 'done' end
+end
+if at ~= ARGV[2] then return 'moved' end
+redis.call('XADD', KEYS[2], ARGV[3] .. '-0', 'd', ARGV[4])
+return 'done'
+"""
+
+_TAKE = """
+if (redis.call('GET', KEYS[2]) or '') ~= ARGV[1] then return -1 end
+redis.call('SET', KEYS[2], ARGV[2])
+redis.call('DEL', KEYS[3])
+return redis.call('INCR', KEYS[1])
+"""
+
+_LEAVE = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[2]) end
+"""
+
+
+class RedisStorage:
+    """One store on a server. The URL's query takes ``prefix``, ``patience_s``, ``max_block_bytes`` and redis-py's own.
+
+    A password comes from the URL or from OPD_REDIS_PASSWORD (and OPD_REDIS_USERNAME). ``power`` durability needs a
+    server with an append-only file. Raises InputError, and StoreError for a server that cannot keep a store.
+    """
+
+    copies = True
+
+    def __init__(self, url: str, durability: str = "process", create: bool = True) -> None:
+        self.url, self.location, options, given = _understood(url)
+        self._prefix = f"{{{options['prefix']}}}"
+        self._patience_s = float(options["patience_s"])
+        self._name = f"opd-{secrets.token_hex(8)}"
+        pool = redis.ConnectionPool.from_url(given, client_name=self._name, **_CONNECTION, **_credentials(given))
+        self._client = redis.Redis(connection_pool=pool)
+        self._append = self._client.register_script(_APPEND)
+        self._epoch: int | None = None
+        self._end = 0
+        self._seen = False
+        self._guard = threading.Lock()
+        self.max_block_bytes: int | None = self._check_server(durability, options["max_block_bytes"])
+        if not create and not self._call(lambda: self._client.exists(self._key("epoch"))):
+            raise InputError(f"{self.url}: no store here; open it with mode='w' to make one")
+
+    def _check_server(self, durability: str, max_block_bytes: str) -> int:
+        """Refuse a server that drops data; the largest block it may be sent."""
+        info = self._call(lambda: {**self._client.info("memory"), **self._client.info("persistence")})
+        policy, limit = info.get("maxmemory_policy", "noeviction"), int(info.get("maxmemory", 0))
+        if policy != "noeviction":
+            raise StoreError(f"{self.url}: the server evicts keys ({policy}); set maxmemory-policy to noeviction")
+        if limit and int(info["used_memory"]) > 0.98 * limit:
+            raise StoreError(f"{self.url}: the server's memory is full ({info['used_memory']} of {limit} bytes)")
+        if durability == "power" and not info.get("aof_enabled"):
+            raise InputError(f"{self.url}: durability 'power' needs a server with appendonly yes")
+        return int(max_block_bytes) if max_block_bytes else min(limit or 4 << 30, 4 << 30)
+
+    # -- the writer -----------------------------------------------------------------------------------------------
+
+    def lock(self) -> None:
+        seen = self._call(lambda: self._client.get(self._key("writer"))) or b""
+        for wait_s in (0.05, 0.1, 0.2, 0.0):  # the server may not have noticed a death just now
+            if not self._connected(seen):
+                break
+            if not wait_s:
+                raise self._taken(seen)
+            time.sleep(wait_s)
+        mine = f"{self._name} process {os.getpid()} on {os.uname().nodename}"
+        keys = [self._key(name) for name in ("epoch", "writer", "closed")]
+        epoch = self._call(lambda: self._client.eval(_TAKE, 3, *keys, seen, mine))
+        if epoch < 0:
+            raise self._taken(self._call(lambda: self._client.get(self._key("writer"))) or b"")
+        self._epoch, self._seen = epoch, True
+        self._end = self._journal_end()
+
+    def _connected(self, holder: bytes) -> bool:
+        """Whether the process that *holder* names still has a connection; its death closes all of them."""
+        if not holder:
+            return False
+        name = holder.split()[0].decode()
+        return any(client.get("name") == name for client in self._call(lambda: self._client.client_list()))
+
+    def _taken(self, holder: bytes) -> StoreLocked:
+        who = " ".join(holder.decode(errors="replace").split()[1:]) or "another process"
+        return StoreLocked(f"{self.url} is already open for writing by {who}; close it there, or open with mode='r'")
+
+    def writer(self) -> Writer:
+        holder, closed = self._call(lambda: self._client.mget(self._key("writer"), self._key("closed")))
+        return Writer(self._connected(holder or b""), int(closed) if closed is not None and not holder else None)
+
+    def closed(self, position: int) -> None:
+        if self._epoch is not None:
+            self._call(lambda: self._client.set(self._key("closed"), position))
+
+    def close(self) -> None:
+        epoch, self._epoch = self._epoch, None
+        try:
+            if epoch is not None:
+                self._client.eval(_LEAVE, 2, self._key("epoch"), self._key("writer"), epoch)
+        except RedisError:
+            pass  # the connection ends with the process or below, and with it the claim to be the writer
+        self._client.connection_pool.disconnect()
+
+    # -- blocks ---------------------------------------------------------------------------------------------------
+
+    def write(self, block: str, parts: Sequence[BytesLike]) -> None:
+        views = [memoryview(part).cast("B") for part in parts if len(part)]  # type: ignore[arg-type]
+        size = sum(map(len, views))
+        commands = [_command(b"HSET", self._key("blocks"), block.encode(), b"%d" % -size)]
+        for index, payload in enumerate(chunks := list(_chunked(views))):
+            commands.append(self._set(block, index, len(chunks), size, payload))
+        commands.append(_command(b"HSET", self._key("blocks"), block.encode(), b"%d" % size))
+        try:
+            self._call(lambda: self._exchange(commands))
+        except BaseException:
+            self._delete_chunks(block, size)
+            raise
+
+    def _set(self, block: str, index: int, count: int, size: int, payload: list[memoryview]) -> list[BytesLike]:
+        """SET of one chunk, as it goes over the wire: nothing of the payload is copied."""
+        digest = xxhash.xxh3_64()
+        for part in payload:
+            digest.update(part)
+        header = _HEADER.pack(_MAGIC, block.encode(), index, count, size, digest.intdigest())
+        key, length = self._chunk(block, index), _HEADER.size + sum(map(len, payload))
+        return [b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b" % (len(key), key, length, header), *payload, b"\r\n"]
+
+    def view(self, block: str) -> pa.Buffer:
+        return self.private(block)
+
+    def private(self, block: str) -> pa.Buffer:
+        size = self._call(lambda: self._client.hget(self._key("blocks"), block))
+        if size is None or int(size) < 0:
+            self._refuse_empty()
+            raise BlockGone(block, self.url)
+        count = _count(int(size))
+        buffer = pa.allocate_buffer(int(size))
+        out, found = memoryview(buffer).cast("B"), 0
+        commands = [_command(b"GET", self._chunk(block, index)) for index in range(count)]
+
+        def keep(index: int, value: bytes | None) -> None:
+            nonlocal found
+            if value is not None:
+                _checked_chunk(block, index, count, int(size), value, out)
+                found += 1
+
+        def receive() -> None:
+            nonlocal found
+            found = 0
+            self._exchange(commands, keep)
+
+        self._call(receive)
+        if found < count:
+            if found:
+                raise CorruptData(f"block {block}: {count - found} of its {count} chunks are missing in {self.url}")
+            raise BlockGone(block, self.url)
+        return buffer
+
+    def delete(self, blocks: Iterable[str]) -> None:
+        names = list(blocks)
+        if not names:
+            return
+        sizes = self._call(lambda: self._client.hmget(self._key("blocks"), names))
+        for block, size in zip(names, sizes, strict=True):
+            if size is not None:
+                self._delete_chunks(block, abs(int(size)))
+
+    def _delete_chunks(self, block: str, size: int) -> None:
+        keys = [self._chunk(block, index) for index in range(_count(size))]
+        commands = [_command(b"UNLINK", *keys[at : at + 1000]) for at in range(0, len(keys), 1000)]
+        commands.append(_command(b"HDEL", self._key("blocks"), block.encode()))
+        self._call(lambda: self._exchange(commands))
+
+    def blocks(self) -> dict[str, int]:
+        found = self._call(lambda: self._client.hgetall(self._key("blocks")))
+        return {name.decode(): int(size) for name, size in found.items() if not name.startswith(b"snapshot")}
+
+    # -- the journal ----------------------------------------------------------------------------------------------
+
+    def append(self, data: bytes, durable: bool = True) -> None:
+        with self._guard:
+            if self._epoch is None:
+                raise StoreError(f"{self.url} is not open for writing")
+            keys = [self._key("epoch"), self._key("journal"), self._key("start")]
+            arguments: list[Any] = [self._epoch, self._end, self._end + len(data), data]
+            answer = self._call(lambda: self._append(keys=keys, args=arguments))
+            if answer != b"done":
+                raise self._refused(answer)
+            self._end += len(data)
+
+    def _refused(self, answer: bytes) -> StoreError:
+        if answer == b"fenced":
+            return self._taken(self._call(lambda: self._client.get(self._key("writer"))) or b"")
+        if answer == b"empty":
+            return StoreError(f"{self.url} lost its data: the server came back empty; what it held is gone")
+        return StoreError(f"{self.url}: the server came back with older data than was acknowledged; end the job")
+
+    def journal(self, start: int = 0) -> bytes:
+        self._refuse_empty()
+        begins = self.start()
+        if start < begins:
+            raise Trimmed(f"{self.url}: the journal begins at byte {begins}, not {start}")
+        parts: list[bytes] = []
+        at = start
+        while True:
+            page = self._entries_behind(at)
+            for name, fields in page:
+                end, data = int(name.split(b"-")[0]), fields[b"d"]
+                parts.append(data[max(0, len(data) - (end - at)) :])
+                at = end
+            if len(page) < _PAGE:
+                return b"".join(parts)
+
+    def _entries_behind(self, at: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        return self._call(lambda: self._client.xrange(self._key("journal"), f"{at + 1}-0", "+", _PAGE))
+
+    def start(self) -> int:
+        return int(self._call(lambda: self._client.get(self._key("start"))) or 0)
+
+    def trim(self, position: int) -> None:
+        with self._guard:
+            self._call(lambda: self._client.set(self._key("start"), position))
+            self._call(lambda: self._client.xtrim(self._key("journal"), minid=f"{position + 1}-0", approximate=False))
+            self._end = max(self._end, position)
+
+    def save(self, position: int, parts: Sequence[BytesLike]) -> None:
+        before = self._call(lambda: self._client.get(self._key("snapshot")))
+        name = f"snapshot{position}"
+        self.write(name, parts)
+        self._call(lambda: self._client.set(self._key("snapshot"), f"{position} {name}"))
+        if before is not None and before.split()[1].decode() != name:
+            self.delete([before.split()[1].decode()])
+
+    def saved(self) -> tuple[int, BytesLike] | None:
+        found: bytes | None = None
+        while True:
+            before, found = found, self._call(lambda: self._client.get(self._key("snapshot")))
+            if found is None:
+                return None
+            position, name = found.decode().split()
+            try:
+                return int(position), self.private(name)
+            except BlockGone:
+                if found == before:  # not replaced by a newer one, but lost
+                    raise
+
+    def cut(self, size: int) -> None:
+        with self._guard:
+            behind = self._call(lambda: self._client.xrange(self._key("journal"), f"{size + 1}-0", "+"))
+            kept = b""
+            for name, fields in behind[:1]:
+                begin = int(name.split(b"-")[0]) - len(fields[b"d"])
+                kept = fields[b"d"][: max(0, size - begin)]
+            if behind:
+                with self._client.pipeline(transaction=True) as pipe:
+                    pipe.xdel(self._key("journal"), *(name for name, _ in behind))
+                    pipe.execute_command("XSETID", self._key("journal"), f"{size - len(kept)}-0")
+                    if kept:
+                        pipe.xadd(self._key("journal"), {"d": kept}, id=f"{size}-0")
+                    self._call(pipe.execute)
+            self._end = self._journal_end()
+
+    def _journal_end(self) -> int:
+        last = self._call(lambda: self._client.xrevrange(self._key("journal"), count=1))
+        return int(last[0][0].split(b"-")[0]) if last else self.start()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _key(self, name: str) -> bytes:
+        return f"{self._prefix}:{name}".encode()
+
+    def _chunk(self, block: str, index: int) -> bytes:
+        return f"{self._prefix}:b:{block}:{index}".encode()
+
+    def _refuse_empty(self) -> None:
+        """A server that came back without its data must not be taken for an empty store."""
+        there = bool(self._call(lambda: self._client.exists(self._key("epoch"))))
+        if self._seen and not there:
+            raise self._refused(b"empty")
+        self._seen = self._seen or there
+
+    def _exchange(
+        self, commands: Sequence[list[BytesLike]], keep: Callable[[int, Any], None] = lambda index, value: None
+    ) -> None:
+        """Send *commands* in pipelines; ``keep(i, reply)`` of each."""
+        pool = self._client.connection_pool
+        connection = pool.get_connection()
+        whole = False
+        try:
+            for at in range(0, len(commands), _PIPELINE):
+                some = commands[at : at + _PIPELINE]
+                connection.send_packed_command([part for command in some for part in command])
+                failed: RedisError | None = None
+                for index in range(len(some)):
+                    try:
+                        keep(at + index, connection.read_response(disable_decoding=True))
+                    except ResponseError as error:
+                        failed = error  # replies that follow must be read all the same
+                if failed is not None:
+                    whole = True
+                    raise failed
+            whole = True
+        finally:
+            if not whole:
+                connection.disconnect()
+            pool.release(connection)
+
+    def _call(self, what: Callable[[], Any]) -> Any:
+        """The answer of *what*, asked again while the server is away. Raises StoreError."""
+        until, wait_s = time.monotonic() + self._patience_s, 0.02
+        while True:
+            try:
+                return what()
+            except AuthenticationError as error:
+                raise StoreError(f"{self.url}: {error}; put the password into OPD_REDIS_PASSWORD") from error
+            except (Unreachable, Silent) as error:
+                if time.monotonic() + wait_s > until:
+                    raise StoreError(f"{self.url}: no answer for {self._patience_s:g} s ({error})") from error
+                time.sleep(wait_s)
+                wait_s = min(2 * wait_s, 1.0)
+            except NoPermissionError as error:
+                raise StoreError(f"{self.url}: {error}; the store needs an account that may use its keys") from error
+            except RedisError as error:
+                full = "OOM" in str(error) or "maxmemory" in str(error)
+                advice = "; clear rows of old steps, or give it more memory" if full else ""
+                raise StoreError(f"{self.url}: {'the server is full: ' if full else ''}{error}{advice}") from error
+
+
+#: How every connection behaves: no answer within the timeout counts as a lost connection.
+_CONNECTION: dict[str, Any] = {"socket_timeout": 10.0, "socket_read_size": 1 << 20}
+
+_OPTIONS = {"prefix": "opd", "patience_s": "30", "max_block_bytes": ""}
+
+
+def _understood(url: str) -> tuple[str, str, dict[str, str], str]:
+    """*url* without and with its password, our options in it, and what redis-py gets of it."""
+    base, _, asked = url.removeprefix("redis+").partition("?")
+    query = {name: values[-1] for name, values in parse_qs(asked).items()}
+    options = {name: query.pop(name, default) for name, default in _OPTIONS.items()}
+    if not options["prefix"] or set(options["prefix"]) & set("{}: "):
+        raise InputError(f"store prefix {options['prefix']!r}: expected a text without braces, colons and spaces")
+    scheme, _, where = base.partition("://")
+    shown = f"{scheme}://{where.rpartition('@')[2]}?prefix={options['prefix']}"
+    return shown, url, options, f"{base}?{urlencode(query)}" if query else base
+
+
+def _credentials(url: str) -> dict[str, str]:
+    found = {"password": os.environ.get("OPD_REDIS_PASSWORD"), "username": os.environ.get("OPD_REDIS_USERNAME")}
+    return {} if urlsplit(url).password else {name: value for name, value in found.items() if value}
+
+
+def _count(size: int) -> int:
+    return -(-size // CHUNK_BYTES) or 1
+
+
+def _command(*words: bytes) -> list[BytesLike]:
+    return [b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)]
+
+
+def _chunked(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
+    """*views* laid end to end and cut every ``CHUNK_BYTES``; one empty chunk for nothing."""
+    chunk: list[memoryview] = []
+    room = CHUNK_BYTES
+    for view in views:
+        while len(view):
+            chunk.append(view[:room])
+            view, room = view[len(chunk[-1]) :], room - len(chunk[-1])
+            if not room:
+                yield chunk
+                chunk, room = [], CHUNK_BYTES
+    if chunk or not views:
+        yield chunk
+
+
+def _checked_chunk(block: str, index: int, count: int, size: int, value: bytes, out: memoryview) -> None:
+    """Copy the payload of *value* to its place in *out*. Raises CorruptData unless it is what was written."""
+    payload = memoryview(value)[_HEADER.size :]
+    room = out[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+    head = (_MAGIC, block.encode().ljust(40, b"\0"), index, count, size, xxhash.xxh3_64_intdigest(payload))
+    if len(payload) != len(room) or _HEADER.unpack_from(value) != head:
+        raise CorruptData(f"block {block}: chunk {index} is not what was written (id, size or checksum differ)")
+    room[:] = payload

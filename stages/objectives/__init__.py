@@ -1,0 +1,44 @@
+"""What the trainer minimises, as the recipe chooses: each objective reads its columns and runs its loss on an engine.
+
+policy_gradient    sampled tokens and their advantages        loss_fn
+full_vocabulary    the teacher's whole distribution           on_policy_distillation.full
+top_k              the teacher's k most likely tokens         on_policy_distillation.topk_loss
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from schemas.batch import Batch
+from schemas.config import get_opd_full_config, get_topk_loss_config
+from stages.losses.counts import Counts
+from stages.losses.reduce import Loss
+from stages.objectives.full_vocabulary import FullVocabularyObjective
+from stages.objectives.policy_gradient import PolicyGradient
+from stages.objectives.top_k import TopKObjective
+from stages.protocols import TrainEngine
+
+if TYPE_CHECKING:
+    from schemas.config import RunConfig
+    from stages.losses.teacher_heads import TeacherHeads
+
+
+class Objective(Protocol):
+    """A loss over stored columns."""
+
+    @property
+    def reads(self) -> tuple[str, ...]: ...
+
+    def __call__(self, engine: TrainEngine, batch: Batch, counts: Counts) -> list[Loss]:
+        """Add the gradient of *batch* to the engine; what each micro-batch came to, in the order of rows."""
+        ...
+
+
+def objective_of(config: RunConfig, vocabulary: int | None = None, heads: TeacherHeads | None = None) -> Objective:
+    """The objective that *config* asks for. *heads* turn stored hidden states into logits, where rows have such."""
+    temperature = config.generator.sampling.temperature
+    if (full := get_opd_full_config(config)) is not None:
+        return FullVocabularyObjective(full, config.loss_fn.token_level_loss, temperature, vocabulary, heads)
+    if (top := get_topk_loss_config(config)) is not None:
+        return TopKObjective(top.direction, config.loss_fn.token_level_loss, temperature, vocabulary)
+    return PolicyGradient(config.loss_fn, temperature)

@@ -1,0 +1,65 @@
+"""Runs on Ray with roles that misbehave in their own processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dataplane import DataPlane
+from schemas.config import RunConfig
+from workers.executors import RoleSpec
+from workers.executors.host import HostSettings
+from workers.executors.ray import RayExecutor
+from workers.job import read_inputs, run_job
+from workers.roles import Role
+from workers.rundir import RunDir
+
+Break = Callable[[Role], None]
+
+
+class Sabotaged(RayExecutor):
+    """Tampers with roles in the processes that host them."""
+
+    def __init__(self, settings: HostSettings, breaks: Mapping[str, Break], restarts: int) -> None:
+        super().__init__(settings, restarts=restarts)
+        self.breaks = breaks
+
+    def start(self, plane: DataPlane, roles: Mapping[str, RoleSpec]) -> None:
+        import ray
+
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        for break_role in self.breaks.values():
+            ray.cloudpickle.register_pickle_by_value(sys.modules[break_role.__module__])
+        broken = {
+            name: replace(spec, build=partial(build_broken, spec.build, self.breaks[name]))
+            if name in self.breaks
+            else spec
+            for name, spec in roles.items()
+        }
+        super().start(plane, broken)
+
+
+def build_broken(build: Callable[[DataPlane], Role], break_role: Break, plane: DataPlane) -> Role:
+    role = build(plane)
+    break_role(role)
+    return role
+
+
+def run_on_ray(
+    config: RunConfig,
+    directory: Path,
+    breaks: Mapping[str, Break] | None = None,
+    *,
+    resume: bool = False,
+    restarts: int = 4,
+) -> RunDir:
+    """Run to the end, or to the error."""
+    run_dir = RunDir(directory)
+    settings = HostSettings(directory.absolute() / "logs", Path.cwd(), threads=1, lease_s=5.0)
+    executor: Any = Sabotaged(settings, breaks or {}, restarts)
+    run_job(config, read_inputs(config), run_dir, executor, resume=resume)
+    return run_dir
