@@ -83,7 +83,10 @@ def _names(ids: dict[int, str], numbers: Iterable[int]) -> list[str]:
 
 
 def events_table(journal: Iterable[records.AnyRecord], with_ids: bool = False, first_seq: int = 0) -> pa.Table:
-    """The journal, a row a record, the first of them number *first_seq*; see ``EVENTS_SCHEMA``. ``detail`` holds the other fields as JSON."""
+    """The journal, a row a record, the first of them number *first_seq*.
+
+    See ``EVENTS_SCHEMA``. ``detail`` holds the other fields as JSON.
+    """
     history = History(with_ids)
     rows = [{"seq": seq, **history.event(record)} for seq, record in enumerate(journal, first_seq)]
     return pa.Table.from_pylist(rows, schema=pa.schema([*EVENTS_SCHEMA, *(IDS if with_ids else ())]))

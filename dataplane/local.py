@@ -214,7 +214,7 @@ class LocalStorage:
         with self._guard:
             self._close_segment()
             for start in reversed(self._starts()):
-                if start >= size and start > 0:
+                if start > size:
                     self._segment_file(start).unlink()
                 else:
                     os.truncate(self._segment_file(start), size - start)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dataplane.blocks import encode
+from dataplane.blocks import write
 from dataplane.claim import Claim
 from dataplane.host import CatalogHost
 from dataplane.plane_reader import PlaneReader, Where, wanted
@@ -205,16 +205,7 @@ class DataPlane(PlaneReader):
                 self.storage.delete([block.id])
 
     def _write(self, partition: str, ids: list[str], arrays: dict[str, pa.Array]) -> Block:
-        block, parts = encode(self._schema(partition), arrays, ids)
-        limit = self.storage.max_block_bytes
-        if limit is not None and block.size_bytes > limit:
-            largest = max(arrays, key=lambda name: arrays[name].nbytes)
-            raise StoreError(
-                f"{len(ids)} rows of {block.size_bytes:,} bytes ({arrays[largest].nbytes:,} of them in column "
-                f"{largest!r}): more than the {limit:,} that {self.url} takes at once; put fewer rows at a time"
-            )
-        self.storage.write(block.id, parts)
-        return block
+        return write(self.storage, self._schema(partition), arrays, ids)
 
 
 def _check_ids(ids: Sequence[str]) -> None:

@@ -106,7 +106,7 @@ class PlaneReader:
 
         Raises MissingRows naming ids and columns, unless *missing* is "null"; StoreError for a block that is lost or
         CorruptData for one that is damaged, whose rows are given up. With *copy* the memory is the
-        batch's own; without, it may be a private map of the stored bytes: either way, writing into it changes nothing
+        batch's own; without, it may be a private map of large blocks: either way, writing into it changes nothing
         stored.
         """
         try:
@@ -196,7 +196,7 @@ class PlaneReader:
         return self._host.row_state(partition)
 
     def events(self, with_ids: bool = False) -> pa.Table:
-        """The journal as far as it is kept, a row a record; *with_ids* adds the samples each one is about, and those that failed."""
+        """The journal as far as it is kept, a row a record; *with_ids* adds the samples it is about and that failed."""
         while True:
             saved = self.storage.saved()
             start = self.storage.start()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dataplane.blocks import encode
+from dataplane.blocks import write
 from dataplane.fetch import fetch
 from schemas.records import MergeRequest
 
@@ -48,7 +48,7 @@ def retain(
             lightened += plane.clear(partition, ids, sorted(held))
         merged += merge_rows(plane, partition, ids, held)
     if cleared:
-        plane._writer.snapshot(trim=True)
+        plane._writer.snapshot(True)
     return Retained(cleared, lightened, merged)
 
 
@@ -66,8 +66,7 @@ def merge_rows(plane: DataPlane, partition: str, ids: Sequence[str], without: Co
         return False
     table = fetch(plane._reader, lambda: found, lambda: None, "shared")
     columns = {name: _one(table.column(name)) for name in names}
-    block, parts = encode(schema, columns, ids)
-    plane.storage.write(block.id, parts)
+    block = write(plane.storage, schema, columns, ids)
     done = False
     try:
         done = plane._writer.merge(MergeRequest(partition, list(ids), block, found))

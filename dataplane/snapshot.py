@@ -30,6 +30,10 @@ FORMAT = 1
 
 _HEADER = struct.Struct("<4sIQQQQ")
 _MAGIC = b"OPDS"
+
+#: Bytes before the payload.
+HEADER_BYTES = _HEADER.size
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Snapshot).decode
 

@@ -24,7 +24,6 @@ from workers.doctor import examine, settle
 from workers.executors import Executor, RoleLost
 from workers.report import Reporter
 from workers.resume import go_back, newest_checkpoint
-from workers.retention import PayloadRetention
 from workers.rundir import RunDir
 from workers.validation import Validation
 from workers.weights import drop_weights
@@ -62,7 +61,6 @@ class Controller:
         self._elsewhere_s = 0.0
         self.sealed = {step.step for step in plane.steps()}
         self.diagnostics = Diagnostics(config, plane, run_dir.diagnostics)
-        self.payloads = PayloadRetention(plane, config)
         self.sampling = Sampling(**config.generator.sampling.model_dump(exclude_none=True), seed=config.run.seed)
 
     def resume(self) -> None:
@@ -185,7 +183,8 @@ class Controller:
             return
         path = self.call("trainer", "checkpoint", step, what=f"checkpoint of step {step}")
         self.plane.record_checkpoint(step, path)
-        self.payloads.checkpointed(step)
+        payloads = self.config.store.payload_retention
+        self.plane.retain(heavy_steps=None if payloads == "never" else payloads)
         drop_checkpoints(self.run_dir.checkpoints, self.config.checkpointing.keep)
 
     def _speed(self, tokens: float, wall_s: float, own_s: float) -> dict[str, float]:

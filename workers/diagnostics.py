@@ -88,7 +88,9 @@ def write_samples(plane: DataPlane, step: int, directory: Path, *, responses: bo
     columns = SAMPLE_COLUMNS | (RESPONSE_COLUMNS if responses else {})
     rows = _ask(plane, step, columns, "samples").to_pylist()
     lines = [json.dumps({name: _plain(value) for name, value in row.items()}, ensure_ascii=False) for row in rows]
-    return _appear(directory / f"samples_step_{step:06d}.jsonl", lambda path: path.write_text("\n".join([*lines, ""])))
+    return _appear(
+        directory / f"samples_step_{step:06d}.jsonl", lambda part: part.write_text("\n".join([*lines, ""]), "utf-8")
+    )
 
 
 def write_tokens(plane: DataPlane, step: int, directory: Path) -> Path:

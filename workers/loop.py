@@ -23,6 +23,10 @@ from workers.leases import renewing
 _versions = cache(versions)
 
 
+#: Rows that are run together when they are claimed a second time.
+SECOND_TRY = 16
+
+
 class Busy(NamedTuple):
     """The rows that a worker's stage has in hand, and since when (monotonic seconds)."""
 
@@ -37,8 +41,9 @@ class Worker:
     """Runs *stage* on the rows of *partition* that are ready for its task.
 
     ``limit`` rows at once at most, narrowed by ``where``. With ``rows_may_fail``, what the stage raises is
-    recorded on the rows it was given and the worker goes on; else it is the job's failure. Rows that were claimed
-    before are then run one by one, so that a row that breaks or hangs its worker takes no other with it.
+    recorded on the rows it was given and the worker goes on; else it is the job's failure. With ``isolate``, rows
+    that were claimed before are run a few at a time, then alone, so that a row that kills or hangs its process
+    is found out and takes no other with it.
     """
 
     plane: DataPlane
@@ -48,6 +53,7 @@ class Worker:
     where: Mapping[str, Sequence[str | int]] | None = None
     lease_s: float = math.inf
     rows_may_fail: bool = True
+    isolate: bool = False
     name: str = ""
     #: Weights the stage runs with, if it runs a model that changes.
     weight_version: int | None = None
@@ -87,10 +93,11 @@ class Worker:
         except CorruptData as error:
             return self._give_up(claim, f"corrupt: {error}")
         self.plane_s += time.thread_time() - started
-        if claim.attempt == 1 or not self.rows_may_fail:
+        if claim.attempt == 1 or not (self.isolate and self.rows_may_fail):
             return self._run(claim, batch)
-        for row in range(len(batch)):
-            output = self._run(claim, batch.take([row]))
+        size = SECOND_TRY if claim.attempt == 2 else 1
+        for first in range(0, len(batch), size):
+            output = self._run(claim, batch.take(range(first, min(first + size, len(batch)))))
         return output
 
     def _run(self, claim: Claim, batch: Batch) -> Output:
@@ -140,7 +147,7 @@ def aligned(output: Output, batch: Batch) -> Output:
     bad = {
         output.sample_ids[row]: f"misaligned: column {name!r} expected {expected[row]} values, got {got[row]}"
         for name, got in lengths.items()
-        for row in np.flatnonzero(got != expected)
+        for row in np.flatnonzero(got != expected).tolist()
     }
     columns = {**output.columns, **arrays}
     if not bad:

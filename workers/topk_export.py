@@ -69,7 +69,8 @@ def _rows(batch: Batch, both: bool) -> pa.Table:
         columns[f"{side}_logprobs"] = pa.array(top.logprobs.tolist(), pa.list_(pa.float32()))
         columns[f"{side}_logsumexp"] = pa.array(top.logsumexp.numpy(), pa.float32())
     if both:
-        columns |= {name: _term(name, value) for name, value in topk_terms(sides["student"], sides["teacher"], sampled).items()}
+        terms = topk_terms(sides["student"], sides["teacher"], sampled)
+        columns |= {name: _term(name, value) for name, value in terms.items()}
     return pa.table(columns)
 
 

@@ -46,7 +46,7 @@ class Validation:
     def complete(self, plane: DataPlane) -> bool:
         """Whether every held-out row is answered (and scored), or failed."""
         waiting = plane.rows(VALIDATION, lack=["input_ids"], failed=False)
-        return not waiting and not plane.rows(SAMPLED, lack=["teacher_logits"], failed=False)
+        return not waiting and not plane.rows(SAMPLED, lack=["teacher_logprobs"], failed=False)
 
     def metrics(self, plane: DataPlane, version: int) -> dict[str, float]:
         """Mean reward in all and by agent; a row that failed counts as a wrong answer."""

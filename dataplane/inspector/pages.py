@@ -66,7 +66,6 @@ class Pages:
             views = Source(self.plane).views
             return {
                 "name": self.name,
-                "url": self.plane.url,
                 "statuses": self._ask(query).to_pylist(),
                 "steps_sealed": len(self.plane.steps()),
                 "steps_trained": sum(step.trained_at is not None for step in self.plane.steps()),

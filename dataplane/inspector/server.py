@@ -54,8 +54,8 @@ _TYPES = {
 _MOST_QUERY_BYTES = 100_000
 
 
-def build_app(plane: DataPlane, name: str, cookbook: Sequence[dict[str, str]]) -> Starlette:
-    """The page over *plane*, open for reading, called *name*."""
+def build_app(plane: DataPlane, url: str, name: str, cookbook: Sequence[dict[str, str]]) -> Starlette:
+    """The page over *plane*, which is the store at *url* open for reading, called *name*."""
     pages = Pages(plane, name)
 
     def api(path: str, answer: Callable[[Request], Any]) -> Route:
@@ -76,7 +76,7 @@ def build_app(plane: DataPlane, name: str, cookbook: Sequence[dict[str, str]]) -
         api("/api/samples", lambda request: pages.samples(request.query_params)),
         api("/api/sample", lambda request: pages.sample(_said(request, "partition"), _said(request, "id"))),
         api("/api/cookbook", lambda request: list(cookbook)),
-        Route("/api/sql", _sql(plane.url), methods=["POST"]),
+        Route("/api/sql", _sql(url), methods=["POST"]),
     ]
     guards = [Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False), Middleware(_Headers)]
     return Starlette(routes=routes, middleware=guards)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 #: Events that end a claim, and what became of it.
-ENDS = {"committed": "done", "failed": "failed", "released": "released", "expired": "expired"}
+ENDS = {"committed": "done", "released": "released"}
 
 #: Events shown as marks across all lanes.
 MARKS = ("step_sealed", "step_trained", "published", "checkpointed", "epoch_opened", "validated", "run_started")
@@ -56,7 +56,7 @@ def timeline(reader: EventsReader, start: float | None = None, end: float | None
 
 def _spans(events: Iterable[dict[str, Any]]) -> list[Span]:
     open_claims: dict[str, Span] = {}
-    spans = []
+    spans, before = [], 0.0
     for event in events:
         at, claim = event["time"] / 1e6, event["claim"]
         if event["kind"] == "claimed":
@@ -64,9 +64,14 @@ def _spans(events: Iterable[dict[str, Any]]) -> list[Span]:
             span = Span(lane, f"{event['task']}", at, None, event["rows"] or 0)
             open_claims[claim] = span
             spans.append(span)
-        elif claim in open_claims and event["kind"] in ENDS:
-            open_claims[claim].end = at
-            open_claims[claim].outcome = ENDS[event["kind"]]
+        elif claim in open_claims and event["kind"] in ENDS:  # some of the rows, or the last of them
+            open_claims[claim].end, open_claims[claim].outcome = at, ENDS[event["kind"]]
+        elif event["kind"] == "opened":  # a new writer: what the one before had given out is void since its last word
+            for span in open_claims.values():
+                if span.end is None:
+                    span.end, span.outcome = before, "lost"
+            open_claims.clear()
+        before = at
     return spans
 
 

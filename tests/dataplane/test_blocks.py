@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dataplane.blocks import BlockReader, decode, encode
+from dataplane.blocks import BlockReader, decode, lay_out
 from dataplane.canonical import canonical, checksum
 from dataplane.memory import MemoryStorage
 from schemas.errors import CorruptData, StoreError
@@ -33,6 +33,11 @@ SAMPLES = [
     pa.array([[[1.0, 2.0]], [], [[3.0, 4.0], [5.0, 6.0]]], pa.large_list(pa.list_(pa.float32(), 2))),
     pa.array([1.5, 2.5, -0.0], pa.float16()),
 ]
+
+
+def encode(schema: pa.Schema, columns: dict[str, pa.Array], ids: list[str]) -> tuple[Block, list[BytesLike]]:
+    laid, parts = lay_out(schema, columns, ids)
+    return laid.block(), parts
 
 
 def written() -> tuple[Block, bytes]:

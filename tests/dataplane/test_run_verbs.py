@@ -109,7 +109,7 @@ def test_events_tell_the_history_of_a_row(plane: DataPlane) -> None:
     about = [(row["kind"], row["task"], row["worker"], row["rows"]) for row in rows if row["sample_ids"]]
     assert about == [("put", None, None, 2), ("claimed", "generate", "gen-0", 2), ("committed", "generate", "gen-0", 1)]
     assert rows[-2]["failed_ids"] == ["s1"]
-    assert (rows[-1]["kind"], rows[-1]["detail"]) == ("weights_loaded", '{"version": 3, "ok": true, "loss": "nan"}')
+    assert (rows[-1]["kind"], rows[-1]["detail"]) == ("weights_loaded", '{"ok": true, "loss": "nan"}')
 
 
 def test_blocks_tell_who_made_them(plane: DataPlane) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -199,3 +200,17 @@ def test_show_tables_and_describe(plane: DataPlane) -> None:
     gap = next(row for row in described if row["column_name"] == "gap")
     assert (gap["column_type"], gap["unit"]) == ("FLOAT", "nats")
     assert [row["column_name"] for row in described] == run_sql(plane, "from tokens limit 0").column_names
+
+
+def test_finite_says_whose_gap_is_a_number(plane: DataPlane) -> None:
+    query = "select position, isnan(gap) or isinf(gap), finite from tokens where sample_id = 'r1' order by position"
+    assert rows(plane, query) == [(0, None, False), (1, False, True), (2, None, False), (3, False, True)]
+    plane.replace("train", ["r1"], {"teacher_logprobs": [[0.0, -math.inf, 0.0, math.nan]]})
+    assert rows(plane, query) == [(0, None, False), (1, True, False), (2, None, False), (3, True, False)]
+    assert rows(plane, "select count(finite), count(*) from tokens where sample_id = 'r1'") == [(4, 4)]
+
+
+def test_a_mean_over_finite_tokens_ignores_the_others(plane: DataPlane) -> None:
+    plane.replace("train", ["r2"], {"teacher_logprobs": [[0.0, math.nan, 0.0, -1.0]]})
+    query = "select isnan(avg(gap)), avg(gap) filter (where finite), count(*) filter (where finite) from tokens"
+    assert rows(plane, f"{query} where agent = 'rev' and trained") == [(True, (0.5 + 2.0 + 2.0) / 3, 3)]

@@ -107,4 +107,7 @@ def test_bfloat16_vectors_come_back_as_they_were() -> None:
     vectors = [torch.tensor([[1.5, -0.1], [3e38, 0.0]]).bfloat16(), torch.zeros(0, 2).bfloat16()]
     made = Batch.of(["a", "b"], {field.name: vectors}, pa.schema([field]))
     assert made.padded(field.name).dtype == torch.bfloat16
-    assert torch.equal(made.padded(field.name)[0], vectors[0]) and made.take([1, 0]).lengths(field.name).tolist() == [0, 2]
+    assert torch.equal(made.padded(field.name)[0], vectors[0]) and made.take([1, 0]).lengths(field.name).tolist() == [
+        0,
+        2,
+    ]

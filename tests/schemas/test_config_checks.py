@@ -113,7 +113,7 @@ REFUSED = {
         {**TOP_K, OPD + "proximal_teacher_alpha": 0.2},
         "proximal_teacher_alpha: top-k distillation never reads the advantage",
     ),
-    "kl under full": ({**FULL, LOSS + "reference_policy_kl_penalty": 0.1}, "reference_policy_kl_penalty: has no effect"),
+    "kl under full": ({**FULL, LOSS + "reference_policy_kl_penalty": 0.1}, "kl_penalty: has no effect"),
     "loss knob under top-k": ({**TOP_K, LOSS + "use_cispo": True}, "top-k distillation replaces the policy-gradient"),
     "full and top-k": ({**FULL, **TOP_K}, "topk_loss: cannot be combined with on_policy_distillation.full"),
     "beta without jsd": ({OPD + "full": {"enabled": True, "beta": 0.1}}, "full.beta: has no effect, because only"),

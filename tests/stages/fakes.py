@@ -20,7 +20,7 @@ class PosLM:
 
     def logprobs(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[torch.Tensor]:
         self.calls.append(len(sequences))
-        return [torch.tensor([0.0] + [self.value(p, t) for p, t in enumerate(ids)][1:]) for ids in sequences]
+        return [torch.tensor([0.0, *(self.value(p, t) for p, t in enumerate(ids) if p)]) for ids in sequences]
 
     def value(self, position: int, token: int) -> float:
         return -(position + token / 1000) * self.factor

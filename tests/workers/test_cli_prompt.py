@@ -106,3 +106,13 @@ def test_an_interval_inside_a_list(run: str, capsysbinary) -> None:
     with pytest.raises(SystemExit):
         main(["sql", run, "select [interval 2 second] as l", "--format", "json"])
     assert json.loads(capsysbinary.readouterr().out) == [{"l": ["00:00:02"]}]
+
+
+def test_a_run_whose_recipe_names_another_place_is_read_there(tmp_path: Path, capsysbinary) -> None:
+    with open_plane(tmp_path / "elsewhere") as plane:
+        fill(plane)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(f"store: {{url: {tmp_path}/elsewhere}}\n")
+    with pytest.raises(SystemExit):
+        main(["sql", str(tmp_path / "run"), "select count(*) as n from samples", "--format", "csv"])
+    assert capsysbinary.readouterr().out.split() == [b'"n"', b"8"]

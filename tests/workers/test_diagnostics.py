@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -103,6 +105,13 @@ def test_the_token_file_has_a_row_a_generated_token(checkpoints, prompt_file, tm
     ratio = math.exp(row["teacher_logprob"] - row["generation_logprob"])
     assert row["teacher_entropy"] == pytest.approx(-ratio * row["teacher_logprob"], rel=1e-5)
     assert row["gap"] == pytest.approx(row["teacher_logprob"] - row["student_logprob"], abs=1e-6)
+
+
+def test_the_documented_columns_are_those_of_the_files():
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    for opening, columns in (("`samples_step", SAMPLE_COLUMNS), ("`tokens_step", TOKEN_COLUMNS)):
+        [paragraph] = [text for text in page.split("\n\n") if text.startswith(opening)]
+        assert [name for name in re.findall(r"`(\w+)`", paragraph) if name in columns] == list(columns)
 
 
 def test_periods_decide_which_steps_have_files(checkpoints, prompt_file, tmp_path):

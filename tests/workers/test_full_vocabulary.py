@@ -190,10 +190,15 @@ def test_a_teachers_padded_head_gives_the_unpadded_numbers(checkpoints, prompt_f
     for name, teacher in (("plain", checkpoints / "rev"), ("wide", padded)):
         teachers = {"rev": str(teacher), "sort": str(checkpoints / "sort")}
         config = full_config(
-            checkpoints, prompt_file, on_policy_distillation__teacher_model_by_agent_name=teachers, grpo__max_num_steps=1
+            checkpoints,
+            prompt_file,
+            on_policy_distillation__teacher_model_by_agent_name=teachers,
+            grpo__max_num_steps=1,
         )
         run_dir = run(config, tmp_path / name)
-        seen.append((query(run_dir, "select loss from steps"), query(run_dir, "select sum(teacher_logprob) from tokens")))
+        seen.append(
+            (query(run_dir, "select loss from steps"), query(run_dir, "select sum(teacher_logprob) from tokens"))
+        )
     assert head_shape(padded).vocabulary == 209
     assert np.allclose(np.array(seen[0]).ravel(), np.array(seen[1]).ravel(), rtol=1e-6)
 

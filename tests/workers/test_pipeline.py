@@ -15,7 +15,7 @@ def test_every_row_of_every_step_is_trained_once(checkpoints, prompt_file, tmp_p
     run_dir = run(small_config(checkpoints, prompt_file), tmp_path / "run")
     rows = query(
         run_dir,
-        "select step, count(*), count(distinct prompt_id) from samples where status = 'trained' group by step order by step",
+        "select step, count(*), count(distinct prompt_id) from samples where status = 'trained' group by 1 order by 1",
     )
     assert rows == [(1, 4, 4), (2, 4, 4), (3, 4, 4)]
 

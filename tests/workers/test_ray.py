@@ -118,7 +118,7 @@ def test_a_process_killed_while_it_holds_a_claim_is_replaced_and_nothing_is_lost
 
 def test_a_sample_that_hangs_the_generator_times_out_alone_and_the_run_goes_on(checkpoints, prompt_file, tmp_path):
     config = small_config(
-        checkpoints, prompt_file, failures__deadline_s=2.0, failures__attempts=2, failures__max_failed_share=0.25
+        checkpoints, prompt_file, failures__deadline_s=2.0, failures__max_failed_share=0.25
     )
     run_dir = run_on_ray(config, tmp_path / "run", {"generator": HangsOn("0000002-0")})
     [(status, error)] = query(run_dir, "select status, error from samples where sample_id = '0000002-0'")

@@ -28,8 +28,9 @@ def test_reward_rises(checkpoints, prompt_file, tmp_path):
     }
     run_dir = run(reward_config(checkpoints, prompt_file, **changes), tmp_path / "run")
     first, last = query(
-        run_dir, "select avg(reward_mean) from steps where step = 1 union all "
-        "select avg(reward_mean) from steps where step > 20"
+        run_dir,
+        "select avg(reward_mean) from steps where step = 1 union all "
+        "select avg(reward_mean) from steps where step > 20",
     )
     assert first[0] < 0.3 and last[0] > first[0] + 0.4
 

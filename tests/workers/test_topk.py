@@ -65,7 +65,9 @@ def test_a_list_of_all_ids_trains_like_the_whole_vocabulary(checkpoints, prompt_
         on_policy_distillation__full={"enabled": True, "payload_dtype": "float32"},
     )
     listed = topk_config(checkpoints, prompt_file, topk={"k": 81}, grpo__max_num_steps=1)
-    losses = [query(run(c, tmp_path / n), "select loss, grad_norm from steps") for n, c in (("w", whole), ("l", listed))]
+    losses = [
+        query(run(c, tmp_path / n), "select loss, grad_norm from steps") for n, c in (("w", whole), ("l", listed))
+    ]
     assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-3)
 
 

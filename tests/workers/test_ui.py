@@ -117,6 +117,22 @@ def test_overlapping_work_is_counted_once_and_waiting_is_the_rest() -> None:
     assert timelines._covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0), (5.5, 5.6)]) == 4.0
 
 
+def test_work_that_a_crash_cut_off_ends_with_the_last_word_of_its_writer(tmp_path: Path) -> None:
+    clock = iter(range(100, 200))
+    with open_plane(tmp_path / "plane", clock=lambda: float(next(clock))) as plane:
+        plane.create_partition("train", ["prompt"])
+        plane.declare_task("train", "generate", reads=["prompt"])
+        plane.put("train", ["a", "b"], {"prompt": ["x", "y"]})
+        assert plane.claim("train", "generate", worker="generator") is not None
+        plane.event("last_word")
+        told = timelines.timeline(plane)
+        assert told["lanes"][0]["spans"][0][2:5] == [None, 2, "running"]
+    with open_plane(tmp_path / "plane", clock=lambda: 500.0) as plane:
+        [span] = timelines.timeline(plane)["lanes"][0]["spans"]
+    task, start, end, rows, outcome, count = span
+    assert (task, rows, outcome, count, end - start) == ("generate", 2, "lost", 1, 1.0)
+
+
 def test_a_query_is_answered_with_types_and_at_most_a_thousand_rows(page: str) -> None:
     status, found, _ = fetch(f"{page}/api/sql", {"query": "select range as n, 'nan'::float as x from range(1500)"})
     assert status == 200 and found["types"] == ["int64", "float"] and found["more"] is True

@@ -28,7 +28,7 @@ def served(run: Path) -> Iterator[str]:
     """The address of the page over *run*, in a thread of this process."""
     with open_plane(run / "plane", mode="r") as plane, socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        app = build_app(plane, "a <b>run</b>", cookbook())
+        app = build_app(plane, plane.url, "a <b>run</b>", cookbook())
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()

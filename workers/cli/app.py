@@ -26,6 +26,7 @@ VERBS = {
     "build-proxy": "workers.cli.proxy",
     "ls": "workers.cli.inspect",
     "sql": "workers.cli.inspect",
+    "check": "workers.cli.check",
     "show": "workers.cli.show",
     "replay": "workers.cli.replay",
     "export": "workers.cli.export",

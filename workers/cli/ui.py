@@ -25,7 +25,7 @@ def ui(
     from dataplane.inspector.cookbook import cookbook
     from dataplane.inspector.server import build_app
     from schemas.errors import InputError
-    from workers.cli.stores import open_store
+    from workers.cli.stores import open_store, store_of
 
     with open_store(run) as plane, socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -35,5 +35,7 @@ def ui(
         except OSError as error:
             raise InputError(f"--port {port}: {error.strerror}; give another, or leave it out") from None
         typer.echo(f"http://127.0.0.1:{listening.getsockname()[1]}/")
-        settings = uvicorn.Config(build_app(plane, run, cookbook()), log_level="warning", lifespan="off", ws="none")
+        settings = uvicorn.Config(
+            build_app(plane, store_of(run), run, cookbook()), log_level="warning", lifespan="off", ws="none"
+        )
         uvicorn.Server(settings).run(sockets=[listening])

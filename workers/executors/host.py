@@ -41,7 +41,7 @@ class RoleHost:
         self.plane = connect(address)
         self.watched = connect(address)  # a connection of its own: waiting on it holds up no other call
         self.role = build(self.plane)
-        self.role.lease_every_worker(settings.lease_s)
+        self.role.expect_to_die(settings.lease_s)
         self._stopping = threading.Event()
 
     def ready(self) -> int:

@@ -87,7 +87,7 @@ class RayExecutor:
         except ray.exceptions.RayError as error:
             raise JobFailed(f"{name}: cannot start: {_cause(error)}") from error
         self._loops[name] = self._actors[name].loop.remote()
-        self._heard[name] = time.monotonic()
+        self._heard = dict.fromkeys(self._actors, time.monotonic())  # nobody was asked while this one started
         self._asked.pop(name, None)
         self._plane.event("worker_started", worker=name, pid=pid)
 

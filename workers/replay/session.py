@@ -12,11 +12,11 @@ from typing import Any, Self
 import torch
 
 from schemas.batch import Batch
-from schemas.columns import REGISTRY, TRAIN, schema_of
+from schemas.columns import HEAVY, TRAIN
 from schemas.errors import InputError, JobFailed, StoreError
 from stages.base import Output, Stage
 from workers.loop import aligned
-from workers.replay.compare import compare
+from workers.replay.compare import Comparison, Tolerance, compare
 from workers.replay.loss_terms import LossTerms, change
 from workers.replay.report import Report, StageReport, tolerance_of
 from workers.replay.source import StoredRun, open_run
@@ -149,13 +149,14 @@ class Replay:
         output = report.output
         ids = [sample_id for sample_id in self.rows if sample_id in set(output.sample_ids)]
         at = {sample_id: row for row, sample_id in enumerate(output.sample_ids)}
-        names = [name for name in stage.writes if name in output.columns and name in REGISTRY]
-        new = Batch.of(output.sample_ids, {n: output.columns[n] for n in names}, schema_of(names))
+        schema = self.source.plane.partitions()[TRAIN]
+        names = [name for name in stage.writes if name in output.columns and name in schema.names]
+        new = Batch.of(output.sample_ids, {n: output.columns[n] for n in names}, schema)
         old = self.source.plane.get(TRAIN, ids, names, missing="null")
         written = [k for k in range(len(ids)) if any(old.array(name)[k].is_valid for name in names)]
         old, new = old.take(written), new.take([at[ids[k]] for k in written])
         for name in names:
-            report.columns[name] = compare(old.sample_ids, old.array(name), new.array(name), report.tolerance)
+            report.columns[name] = _compared(name, old, new, report.tolerance)
         then = self.source.errors_of(list(self.rows))
         now = {sample_id: error for sample_id, error in output.failed.items() if sample_id in self.rows}
         never_written = {ids[k] for k in range(len(ids))} - set(old.sample_ids)
@@ -176,6 +177,13 @@ class Replay:
             return None
         replayed = stored if baseline is None or baseline.output is None else _with(stored, baseline.output)
         return change(stored, replayed, before(stored).metrics, after(replayed).metrics)
+
+
+def _compared(name: str, old: Batch, new: Batch, tolerance: Tolerance) -> Comparison:
+    """One column; of a payload, the rows that retention has left."""
+    rows = [row for row in range(len(old)) if name not in HEAVY or old.array(name)[row].is_valid]
+    old, new = old.take(rows), new.take(rows)
+    return compare(old.sample_ids, old.array(name), new.array(name), tolerance)
 
 
 def _stopped(stage: Stage, batch: Batch) -> Output:

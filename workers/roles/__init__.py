@@ -24,10 +24,11 @@ class Role:
         """One claim of each worker; whether any had something to do."""
         return any([worker.run_once() is not None for worker in self.workers])
 
-    def lease_every_worker(self, lease_s: float) -> None:
-        """Claims of every worker end after *lease_s* without a sign of life."""
+    def expect_to_die(self, lease_s: float) -> None:
+        """In a process of its own: claims end after *lease_s* without a sign of life, and bad rows are isolated."""
         for worker in (*self.workers, *self.called):
             worker.lease_s = lease_s
+            worker.isolate = True
 
     def busy(self) -> Busy | None:
         """What one of its workers is doing, if any is."""

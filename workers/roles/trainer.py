@@ -28,7 +28,6 @@ from workers.engines.hf_trainer import build_trainer
 from workers.invariants import Check, check_gradients, check_scores
 from workers.loop import Worker
 from workers.partitions import RETRAINED, SAMPLED
-from workers.retention import drop_columns
 from workers.roles import Role
 from workers.rundir import RunDir
 from workers.tokenizer import HFTokenizer
@@ -123,7 +122,7 @@ class TrainerRole(Role):
         parts = []
         while (output := self.divergence.run_once()) is not None:
             parts.append(output.metrics)
-            drop_columns(self.plane, SAMPLED, output.sample_ids, [TEACHER_LOGITS])
+            self.plane.clear(SAMPLED, output.sample_ids, [TEACHER_LOGITS])
         tokens = sum(part["exact_kl_tokens"] for part in parts)
         return {"exact_kl": sum(p["exact_kl"] * p["exact_kl_tokens"] for p in parts) / tokens} if tokens else {}
 

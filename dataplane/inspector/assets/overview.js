@@ -23,7 +23,7 @@ function plots(data) {
     ["Reward", "mean of a step", [...of("reward_mean", "all"), ...byAgent("reward")]],
     ["Held-out accuracy", "greedy, by weight version", accuracy],
     ["Loss", "", of("loss")],
-    ["Exact KL to the teacher", "nats a token, held out", of("exact_kl")],
+    ["Exact KL to the teacher", "nats a token, held out", of("exact_kl", "KL")],
     ["Sampler against trainer", "KL, nats", [...of("generation_kl_error", "generation"), ...of("policy_kl_error", "policy")]],
     ["Advantages", "nats", [...of("adv_mean", "mean"), ...of("adv_std", "std")]],
     ["Gradient norm", "before clipping", of("grad_norm")],
@@ -56,7 +56,7 @@ function aligned(series) {
 function chart(root, title, unit, series) {
   const box = make("section", { class: "chart" }, make("h3", {}, title, " ", make("small", {}, unit)));
   root.append(box);
-  const sparse = (column) => column.filter((value) => value !== null).length < column.length / 2;
+  const sparse = (column) => column.filter((value) => value !== null).length <= Math.max(12, column.length / 2);
   const data = aligned(series);
   const options = {
     width: 380,
@@ -68,13 +68,13 @@ function chart(root, title, unit, series) {
       { grid: { stroke: "#eef1f4" }, ticks: { stroke: "#dde2e8" }, stroke: "#5d6b7a", size: 54, values: (_, ticks) => ticks.map(text) },
     ],
     series: [
-      { label: "step", value: (_, value) => (value === null ? "–" : String(value)) },
+      { label: unit.includes("version") && !unit.includes("versions") ? "version" : "step", value: (_, value) => (value === null ? "–" : String(value)) },
       ...series.map(([label], index) => ({
         label,
         stroke: colorOf(label, index),
         width: 1.6,
         spanGaps: true,
-        points: { show: sparse(data[index + 1]) || data[0].length < 3, size: 5 },
+        points: { show: sparse(data[index + 1]), size: 5 },
         value: (_, value) => (value === null ? "–" : text(value)),
       })),
     ],

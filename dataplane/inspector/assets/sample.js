@@ -13,7 +13,7 @@ export async function show(root, [partition, id]) {
     ...Object.entries(LAYERS).map(([name, label]) => make("option", { value: name }, label)));
   select.value = layer;
   root.append(
-    make("p", {}, make("a", { href: "#/samples" }, "samples"), " / ", partition, " / ", make("b", {}, id)),
+    make("p", { class: "crumbs" }, make("a", { href: "#/samples" }, "samples"), " / ", partition, " / ", make("b", {}, id)),
     make("div", { class: "bar" }, make("label", {}, "colour by ", select), scale), maps,
     make("div", { class: "two" },
       make("section", {}, make("h2", {}, "Values"), make("div", { class: "card" }, facts())),
@@ -75,7 +75,7 @@ function history() {
   const heads = ["time", "what", "task", "worker", "attempt", "weights", "wrote"];
   const rows = found.history.map((event) => make("tr", {},
     ...[event.time?.slice(11, 23), event.kind, event.task ?? "", event.worker ?? "", event.attempt ?? "", event.version ?? "",
-      (event.columns ?? []).join(", ") || (event.detail?.errors ?? []).join("; ")].map((value) => make("td", { title: String(value) }, String(value)))));
+      (event.columns ?? []).join(", ") || (event.detail?.errors ?? []).join("; ")].map((value, index, all) => make("td", { class: index === all.length - 1 ? "wrap" : "" }, String(value)))));
   return make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((name) => make("th", {}, name)))), make("tbody", {}, ...rows));
 }
 

@@ -126,7 +126,7 @@ function drawLane(pen, lane, top) {
   pen.fillRect(LEFT, top + 6, width(), LANE - 12);
   for (const [task, start, end, , outcome] of lane.spans) {
     const from = Math.max(place(start), LEFT), to = Math.min(place(end ?? data.end), LEFT + width());
-    pen.fillStyle = outcome === "failed" || outcome === "expired" ? "#b3261e" : COLORS[task] ?? "#5d6b7a";
+    pen.fillStyle = outcome === "lost" ? "#b3261e" : COLORS[task] ?? "#5d6b7a";
     pen.globalAlpha = end === null ? 0.5 : 1;
     pen.fillRect(from, top + 6, Math.max(to - from, 1), LANE - 12);
     pen.globalAlpha = 1;
