@@ -3,6 +3,8 @@
 #   make quickstart   build two tiny teachers and a student, distil on policy, show the result
 #   make test         run the tests
 #   make check        lint and type check
+#   make bench        measure the store against TransferQueue, a bare write, memcpy and redis-py
+#   make chaos        kill writers of the store hundreds of times, and see that nothing is lost
 #   make curves       run the quickstart and its variants, draw how they learn (docs/curves.png)
 #   make memory       measure the full-vocabulary loss at a vocabulary of 151,936
 #   make env          only the environment (.venv/bin/opd)
@@ -12,7 +14,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help env quickstart test check curves memory
+.PHONY: help env quickstart test check curves memory bench chaos
 
 help:
 	@sed -n 's/^#  *make/  make/p' Makefile
@@ -49,6 +51,13 @@ curves: $(READY) | runs/proxy
 
 memory: $(READY)
 	$(BIN)/python -m benchmarks.full_vocabulary_memory
+
+bench: $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.bench
+
+chaos: $(READY)
+	$(BIN)/python -m benchmarks.chaos
 
 docs/columns.md: $(READY) schemas/columns.py dataplane/sql/views.py
 	$(BIN)/python -m dataplane.sql.docs > $@

@@ -1,94 +1,82 @@
-"""Runs the quickstart and its variants for real and draws how they learn: ``python -m benchmarks.curves``.
-
-Each recipe runs inline, with its own seed, into ``runs/curves/``; what is drawn comes from the stores afterwards. A
-recipe that does not learn (below the quickstart's own promise) fails the whole.
-"""
+"""Throughput against batch size, row length and number of writers, and the picture of it."""
 
 from __future__ import annotations
 
-import json
-import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-import matplotlib
+from benchmarks.batch import batch, names
+from benchmarks.speed import plane_at, torch_of
+from dataplane import DataPlane
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-from dataplane import open_plane
-
-RECIPES = {
-    "quickstart": "sampled tokens",
-    "quickstart_proximal": "proximal teacher, α = 0.5",
-    "quickstart_full_vocabulary": "full vocabulary",
-    "quickstart_orm": "with outcome rewards",
-}
-RUNS, PICTURE = Path("runs/curves"), Path("docs/curves.png")
-
-#: What is drawn: (metric, title, logarithmic).
-PANELS = (
-    ("exact_kl", "exact KL to the teacher, held out (nats a token)", True),
-    ("accuracy", "exact match, held out, greedy", False),
-    ("gap_mean", "mean gap of the step's tokens (nats)", False),
-    ("grad_norm", "gradient norm before clipping", True),
-)
-
-#: Metrics of held-out prompts: at version 0, every period and the last step.
-VALIDATED = ("exact_kl", "accuracy")
-
-#: Accuracy and exact KL at the last step that every recipe must reach.
-ACCURACY, EXACT_KL = 0.9, 0.2
+BATCH_SIZES = (1, 4, 16, 64, 256, 1024, 4096)
+LENGTHS = (16, 64, 256, 1024, 4096, 16384, 32768)
+WRITERS = (1, 2, 4)
+_SECONDS = 0.4
 
 
-def run(recipe: str) -> Path:
-    """The run directory of a fresh run."""
-    directory = RUNS / recipe
-    shutil.rmtree(directory, ignore_errors=True)
-    command = [sys.executable, "-m", "workers.cli.app", "run", recipe, "--executor", "inline"]
-    subprocess.run([*command, "--run-dir", str(directory)], check=True)
-    return directory
+def _rates(plane: DataPlane, rows: int, length: int) -> tuple[float, float]:
+    """Tokens a second put and got."""
+    columns, ids = batch(rows, length, length), names(rows)
+    put = got = 0.0
+    rounds = 0
+    until = time.perf_counter() + _SECONDS
+    while time.perf_counter() < until or not rounds:
+        began = time.perf_counter()
+        plane.put("train", ids, columns)
+        middle = time.perf_counter()
+        torch_of(plane, ids)
+        got += time.perf_counter() - middle
+        put += middle - began
+        plane.clear("train", ids)
+        rounds += 1
+    tokens = rounds * rows * length
+    return tokens / put, tokens / got
 
 
-def series(directory: Path, metric: str) -> tuple[list[int], list[float]]:
-    """(steps, values) of a metric: a point a step, or a validation where it comes from those."""
-    with open_plane(str(directory / "plane"), mode="r") as plane:
-        if metric in VALIDATED:
-            events = plane.sql("select version as step, detail from events where kind = 'validated' order by seq")
-            points = [(row["step"], json.loads(row["detail"]).get(metric)) for row in events.to_pylist()]
-        else:
-            points = [tuple(row.values()) for row in plane.sql(f"select step, {metric} from steps").to_pylist()]
-    kept = sorted((step, value) for step, value in points if value is not None)
-    return [step for step, _ in kept], [value for _, value in kept]
+def curves(folder: Path) -> dict[str, dict[str, list[float]]]:
+    """Tokens a second (three columns each): against batch size at 256 tokens, length at 64 rows, and writers."""
+    with plane_at(str(folder / "curves")) as plane:
+        by_rows = [_rates(plane, rows, 256) for rows in BATCH_SIZES]
+        by_length = [_rates(plane, 64, length) for length in LENGTHS]
+        writers = [_with_writers(plane, count) for count in WRITERS]
+    return {
+        "rows": {"x": list(BATCH_SIZES), "put": [p for p, _ in by_rows], "get": [g for _, g in by_rows]},
+        "tokens a row": {"x": list(LENGTHS), "put": [p for p, _ in by_length], "get": [g for _, g in by_length]},
+        "writing processes": {"x": list(WRITERS), "put": writers},
+    }
 
 
-def draw(directories: dict[str, Path]) -> None:
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
-    for axis, (metric, title, logarithmic) in zip(axes.flat, PANELS, strict=True):
-        for recipe, directory in directories.items():
-            steps, values = series(directory, metric)
-            axis.plot(steps, values, marker="o" if len(steps) < 10 else None, markersize=4, label=RECIPES[recipe])
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel("step")
-        axis.set_yscale("log" if logarithmic else "linear")
-        axis.grid(alpha=0.3)
-    axes.flat[0].legend(fontsize=8)
-    figure.savefig(PICTURE, dpi=110, metadata={"Software": None})
+_WRITER = """
+import sys, time
+from benchmarks.batch import batch, names
+from dataplane import connect
+plane, columns = connect(sys.argv[1]), batch(64, 1024, 1024)
+print("ready", flush=True); input()
+until, rounds = time.perf_counter() + 1.0, 0
+while time.perf_counter() < until:
+    ids = names(64, f"w{sys.argv[2]}r{rounds}")
+    plane.put("train", ids, columns); plane.clear("train", ids); rounds += 1
+print(rounds)
+"""
 
 
-def main() -> None:
-    directories = {recipe: run(recipe) for recipe in RECIPES}
-    draw(directories)
-    print(f"{'recipe':<28}{'accuracy':>10}{'exact KL':>10}")
-    slow = []
-    for recipe, directory in directories.items():
-        accuracy, exact_kl = (series(directory, metric)[1][-1] for metric in ("accuracy", "exact_kl"))
-        print(f"{recipe:<28}{accuracy:>10.3f}{exact_kl:>10.3f}")
-        slow += [recipe] if accuracy < ACCURACY or exact_kl > EXACT_KL else []
-    if slow:
-        sys.exit(f"did not learn: {', '.join(slow)} (expected accuracy >= {ACCURACY}, exact KL <= {EXACT_KL})")
+def _with_writers(plane: DataPlane, count: int) -> float:
+    """Tokens a second put by *count* processes together."""
+    command = [sys.executable, "-c", _WRITER, plane.address]
+    pipe = subprocess.PIPE
+    writers = [subprocess.Popen([*command, str(n)], stdin=pipe, stdout=pipe, text=True) for n in range(count)]
+    for writer in writers:
+        assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+    rounds = sum(int(out) for out, _ in _all_at_once(writers))
+    return rounds * 64 * 1024 / 1.0
 
 
-if __name__ == "__main__":
-    main()
+def _all_at_once(writers: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+    return [writer.communicate() for writer in writers]

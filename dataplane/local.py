@@ -1,26 +1,25 @@
 """The local backend: a directory on disk or in /dev/shm.
 
-    DIR/lock                    held by the writer (flock); its text names the process, or where the last one closed
-    DIR/blocks/ID.arrow         immutable Arrow IPC files, any Arrow reader opens them
-    DIR/blocks/ID.tmp           a block being written; renamed when whole
-    DIR/journal/0000….log       segments, each named by the journal offset it starts at
-    DIR/snapshots/0000….snap    the snapshot, named by its position in the journal
+DIR/lock                    held by the writer (flock); its text names the process, or where the last one closed
+DIR/blocks/ID.arrow         immutable Arrow IPC files, any Arrow reader opens them
+DIR/blocks/ID.tmp           a block being written; renamed when whole
+DIR/journal/0000….log       segments, each named by the journal offset it starts at
+DIR/snapshots/0000….snap    the snapshot, named by its position in the journal
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
 
+from dataplane.files import disk_errors, fsync_directory, locked, set_text, write_all
 from dataplane.maps import map_private
 from dataplane.storage import REPAIR, BlockGone, BytesLike, Trimmed, Writer
 from schemas.errors import CorruptData, InputError, StoreError, StoreLocked
@@ -29,13 +28,6 @@ Durability = Literal["process", "power"]
 
 #: A new journal segment starts when the last one is larger.
 SEGMENT_BYTES = 64 << 20
-
-#: os.writev takes at most this many buffers (IOV_MAX on Linux).
-_MAX_PARTS = 1024
-
-
-#: How long a new writer waits for a lock that a check may hold for a moment.
-_PATIENCE_S = 0.1
 
 
 class LocalStorage:
@@ -74,13 +66,13 @@ class LocalStorage:
 
     def lock(self) -> None:
         fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        if not _locked(fd, fcntl.LOCK_EX):
+        if not locked(fd, fcntl.LOCK_EX):
             holder = os.pread(fd, 100, 0).decode(errors="replace").strip() or "unknown"
             os.close(fd)
             raise StoreLocked(
                 f"{self.url} is already open for writing by process {holder}; close it there, or open with mode='r'"
             )
-        _set_text(fd, f"{os.getpid()}\n")
+        set_text(fd, f"{os.getpid()}\n")
         self._lock_fd = fd
         for leftover in (*self._blocks.glob("*.tmp"), *self._snapshots.glob("*.tmp")):
             leftover.unlink(missing_ok=True)
@@ -91,7 +83,7 @@ class LocalStorage:
         except FileNotFoundError:
             return Writer(False, None)
         try:
-            if not _locked(fd, fcntl.LOCK_SH):
+            if not locked(fd, fcntl.LOCK_SH):
                 return Writer(True, None)
             word, _, position = os.pread(fd, 100, 0).decode(errors="replace").strip().partition(" ")
             return Writer(False, int(position) if word == "closed" and position.isdecimal() else None)
@@ -100,7 +92,7 @@ class LocalStorage:
 
     def closed(self, position: int) -> None:
         if self._lock_fd is not None:
-            _set_text(self._lock_fd, f"closed {position}\n")
+            set_text(self._lock_fd, f"closed {position}\n")
 
     def close(self) -> None:
         with self._guard:
@@ -117,10 +109,10 @@ class LocalStorage:
     def _keep(self, target: str, what: str, parts: Sequence[BytesLike]) -> None:
         """A file with *parts*, whole or not at all: written under another name, then renamed."""
         temporary = f"{os.path.splitext(target)[0]}.tmp"
-        with _disk_errors(f"{what} in {self.url}"):
+        with disk_errors(f"{what} in {self.url}"):
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             try:
-                _write_all(fd, parts)
+                write_all(fd, parts)
                 if self.fsync:
                     os.fsync(fd)
             except BaseException:
@@ -130,7 +122,7 @@ class LocalStorage:
                 os.close(fd)
             os.rename(temporary, target)
             if self.fsync:
-                _fsync_directory(Path(target).parent)
+                fsync_directory(Path(target).parent)
 
     def view(self, block: str) -> pa.Buffer:
         return self.private(block)  # a map costs the same, and nobody can write through it to the file
@@ -158,10 +150,10 @@ class LocalStorage:
     # -- the journal ----------------------------------------------------------------------------------------------
 
     def append(self, data: bytes, durable: bool = True) -> None:
-        with self._guard, _disk_errors(f"journal of {self.url}"):
+        with self._guard, disk_errors(f"journal of {self.url}"):
             segment = self._open_segment()
             try:
-                _write_all(segment.fd, [data])
+                write_all(segment.fd, [data])
             except BaseException:
                 os.ftruncate(segment.fd, segment.size)
                 raise
@@ -189,7 +181,7 @@ class LocalStorage:
             self._close_segment()
             self._segment_file(position).touch()
             if self.fsync:
-                _fsync_directory(self._segments)
+                fsync_directory(self._segments)
             for start in self._starts():
                 if start < position:
                     self._segment_file(start).unlink()
@@ -233,7 +225,7 @@ class LocalStorage:
             end = segment.start + segment.size
             segment = self._segment = _Segment(self._segment_file(end), end)
             if self.fsync:
-                _fsync_directory(self._segments)
+                fsync_directory(self._segments)
         return segment
 
     def _close_segment(self) -> None:
@@ -257,54 +249,7 @@ class _Segment:
         self.size = os.fstat(self.fd).st_size
 
 
-def _locked(fd: int, how: int) -> bool:
-    """Whether the lock could be had, within the moment that a check may hold it."""
-    until = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(fd, how | fcntl.LOCK_NB)
-            return True
-        except OSError:
-            if time.monotonic() > until:
-                return False
-            time.sleep(_PATIENCE_S / 10)
-
-
-def _set_text(fd: int, text: str) -> None:
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, text.encode(), 0)
-
-
 def _read_from(path: Path, start: int) -> bytes:
     with open(path, "rb") as file:
         file.seek(start)
         return file.read()
-
-
-def _write_all(fd: int, parts: Sequence[BytesLike]) -> None:
-    """Every byte of *parts*, in as few system calls as the kernel allows."""
-    views = [memoryview(part).cast("B") for part in parts if len(part)]  # type: ignore[arg-type]
-    while views:
-        written = os.writev(fd, views[:_MAX_PARTS])
-        while views and written >= len(views[0]):
-            written -= len(views.pop(0))
-        if written:
-            views[0] = views[0][written:]
-
-
-def _fsync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def _disk_errors(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "; free some space, or clear rows of old steps" if full else ""
-        raise StoreError(f"writing {what} failed: {error.strerror}{advice}") from error

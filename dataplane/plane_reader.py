@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import Any, Literal, Self
 import pyarrow as pa
 
 from dataplane.blocks import BlockReader
+from dataplane.copying import copy_store
 from dataplane.events import events_table
 from dataplane.fetch import Memory, fetch
 from dataplane.follower import Follower
@@ -204,6 +206,12 @@ class PlaneReader:
             with suppress(Trimmed):  # between the two: look again
                 data = self.storage.journal(start)
                 return events_table((record for _, record in frames(data, start)), with_ids, first_seq)
+
+    def save(self, url: str | os.PathLike[str]) -> int:
+        """Copy the store as it is now to an empty place (a directory or a redis:// URL); the number of blocks."""
+        from dataplane.opening import storage_at
+
+        return copy_store(self.storage, storage_at(url))
 
     def sql(self, query: str, parameters: Any = None) -> pa.Table:
         """The result of one read-only query over ``samples``, ``tokens``, ``steps``, ``events`` and ``blocks``."""

@@ -15,60 +15,20 @@ from __future__ import annotations
 
 import os
 import secrets
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pyarrow as pa
-import redis
-import xxhash
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
-from redis.exceptions import ConnectionError as Unreachable
-from redis.exceptions import TimeoutError as Silent
+from redis.exceptions import RedisError
 
+from dataplane.redis_server import APPEND, LEAVE, TAKE, Connections, chunked, command, count_of, set_chunk, take_chunk
 from dataplane.storage import BlockGone, BytesLike, Trimmed, Writer
 from schemas.errors import CorruptData, InputError, StoreError, StoreLocked
 
-#: Bytes of a chunk behind its header.
-CHUNK_BYTES = 1 << 20
-
-#: Chunks sent or asked for before their replies are read.
-_PIPELINE = 64
-
-_HEADER = struct.Struct("<4s40sIIQQ")
-_MAGIC = b"OPD1"
-
 #: Records read in one command.
 _PAGE = 4096
-
-_APPEND = """
-local epoch = redis.call('GET', KEYS[1])
-if not epoch then return 'empty' end
-if epoch ~= ARGV[1] then return 'fenced' end
-local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)
-local at = redis.call('GET', KEYS[3]) or '0'
-if last[1] then
-  at = string.match(last[1][1], '^%d+')
-  if at == ARGV[3] and last[1][2][2] == ARGV[4] then return 'done' end
-end
-if at ~= ARGV[2] then return 'moved' end
-redis.call('XADD', KEYS[2], ARGV[3] .. '-0', 'd', ARGV[4])
-return 'done'
-"""
-
-_TAKE = """
-if (redis.call('GET', KEYS[2]) or '') ~= ARGV[1] then return -1 end
-redis.call('SET', KEYS[2], ARGV[2])
-redis.call('DEL', KEYS[3])
-return redis.call('INCR', KEYS[1])
-"""
-
-_LEAVE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[2]) end
-"""
 
 
 class RedisStorage:
@@ -81,22 +41,21 @@ class RedisStorage:
     copies = True
 
     def __init__(self, url: str, durability: str = "process", create: bool = True) -> None:
-        self.url, self.location, options, given = _understood(url)
-        self._prefix = f"{{{options['prefix']}}}"
-        self._patience_s = float(options["patience_s"])
         self._name = f"opd-{secrets.token_hex(8)}"
-        pool = redis.ConnectionPool.from_url(given, client_name=self._name, **_CONNECTION, **_credentials(given))
-        self._client = redis.Redis(connection_pool=pool)
-        self._append = self._client.register_script(_APPEND)
+        server = Connections(url, self._name)
+        self.url, self.location = server.address.shown, server.address.location
+        self._client, self._call, self._exchange = server.client, server.call, server.exchange
+        self._prefix = f"{{{server.address.prefix}}}"
+        self._append = self._client.register_script(APPEND)
         self._epoch: int | None = None
         self._end = 0
         self._seen = False
         self._guard = threading.Lock()
-        self.max_block_bytes: int | None = self._check_server(durability, options["max_block_bytes"])
+        self.max_block_bytes: int | None = self._check_server(durability, server.address.max_block_bytes)
         if not create and not self._call(lambda: self._client.exists(self._key("epoch"))):
             raise InputError(f"{self.url}: no store here; open it with mode='w' to make one")
 
-    def _check_server(self, durability: str, max_block_bytes: str) -> int:
+    def _check_server(self, durability: str, max_block_bytes: int | None) -> int:
         """Refuse a server that drops data; the largest block it may be sent."""
         info = self._call(lambda: {**self._client.info("memory"), **self._client.info("persistence")})
         policy, limit = info.get("maxmemory_policy", "noeviction"), int(info.get("maxmemory", 0))
@@ -106,7 +65,7 @@ class RedisStorage:
             raise StoreError(f"{self.url}: the server's memory is full ({info['used_memory']} of {limit} bytes)")
         if durability == "power" and not info.get("aof_enabled"):
             raise InputError(f"{self.url}: durability 'power' needs a server with appendonly yes")
-        return int(max_block_bytes) if max_block_bytes else min(limit or 4 << 30, 4 << 30)
+        return max_block_bytes or min(limit or 4 << 30, 4 << 30)
 
     # -- the writer -----------------------------------------------------------------------------------------------
 
@@ -120,9 +79,12 @@ class RedisStorage:
             time.sleep(wait_s)
         mine = f"{self._name} process {os.getpid()} on {os.uname().nodename}"
         keys = [self._key(name) for name in ("epoch", "writer", "closed")]
-        epoch = self._call(lambda: self._client.eval(_TAKE, 3, *keys, seen, mine))
-        if epoch < 0:
-            raise self._taken(self._call(lambda: self._client.get(self._key("writer"))) or b"")
+        epoch = self._call(lambda: self._client.eval(TAKE, 3, *keys, seen, mine))
+        if epoch < 0:  # unless it was our own, sent again after a lost connection
+            holder = self._call(lambda: self._client.get(self._key("writer"))) or b""
+            if holder != mine.encode():
+                raise self._taken(holder)
+            epoch = int(self._call(lambda: self._client.get(self._key("epoch"))))
         self._epoch, self._seen = epoch, True
         self._end = self._journal_end()
 
@@ -149,7 +111,7 @@ class RedisStorage:
         epoch, self._epoch = self._epoch, None
         try:
             if epoch is not None:
-                self._client.eval(_LEAVE, 2, self._key("epoch"), self._key("writer"), epoch)
+                self._client.eval(LEAVE, 2, self._key("epoch"), self._key("writer"), epoch)
         except RedisError:
             pass  # the connection ends with the process or below, and with it the claim to be the writer
         self._client.connection_pool.disconnect()
@@ -159,24 +121,15 @@ class RedisStorage:
     def write(self, block: str, parts: Sequence[BytesLike]) -> None:
         views = [memoryview(part).cast("B") for part in parts if len(part)]  # type: ignore[arg-type]
         size = sum(map(len, views))
-        commands = [_command(b"HSET", self._key("blocks"), block.encode(), b"%d" % -size)]
-        for index, payload in enumerate(chunks := list(_chunked(views))):
-            commands.append(self._set(block, index, len(chunks), size, payload))
-        commands.append(_command(b"HSET", self._key("blocks"), block.encode(), b"%d" % size))
+        commands = [command(b"HSET", self._key("blocks"), block.encode(), b"%d" % -size)]
+        for index, payload in enumerate(chunks := list(chunked(views))):
+            commands.append(set_chunk(self._chunk(block, index), block, index, len(chunks), size, payload))
+        commands.append(command(b"HSET", self._key("blocks"), block.encode(), b"%d" % size))
         try:
             self._call(lambda: self._exchange(commands))
         except BaseException:
             self._delete_chunks(block, size)
             raise
-
-    def _set(self, block: str, index: int, count: int, size: int, payload: list[memoryview]) -> list[BytesLike]:
-        """SET of one chunk, as it goes over the wire: nothing of the payload is copied."""
-        digest = xxhash.xxh3_64()
-        for part in payload:
-            digest.update(part)
-        header = _HEADER.pack(_MAGIC, block.encode(), index, count, size, digest.intdigest())
-        key, length = self._chunk(block, index), _HEADER.size + sum(map(len, payload))
-        return [b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b" % (len(key), key, length, header), *payload, b"\r\n"]
 
     def view(self, block: str) -> pa.Buffer:
         return self.private(block)
@@ -186,15 +139,15 @@ class RedisStorage:
         if size is None or int(size) < 0:
             self._refuse_empty()
             raise BlockGone(block, self.url)
-        count = _count(int(size))
+        count = count_of(int(size))
         buffer = pa.allocate_buffer(int(size))
         out, found = memoryview(buffer).cast("B"), 0
-        commands = [_command(b"GET", self._chunk(block, index)) for index in range(count)]
+        commands = [command(b"GET", self._chunk(block, index)) for index in range(count)]
 
         def keep(index: int, value: bytes | None) -> None:
             nonlocal found
             if value is not None:
-                _checked_chunk(block, index, count, int(size), value, out)
+                take_chunk(block, index, count, int(size), value, out)
                 found += 1
 
         def receive() -> None:
@@ -219,9 +172,9 @@ class RedisStorage:
                 self._delete_chunks(block, abs(int(size)))
 
     def _delete_chunks(self, block: str, size: int) -> None:
-        keys = [self._chunk(block, index) for index in range(_count(size))]
-        commands = [_command(b"UNLINK", *keys[at : at + 1000]) for at in range(0, len(keys), 1000)]
-        commands.append(_command(b"HDEL", self._key("blocks"), block.encode()))
+        keys = [self._chunk(block, index) for index in range(count_of(size))]
+        commands = [command(b"UNLINK", *keys[at : at + 1000]) for at in range(0, len(keys), 1000)]
+        commands.append(command(b"HDEL", self._key("blocks"), block.encode()))
         self._call(lambda: self._exchange(commands))
 
     def blocks(self) -> dict[str, int]:
@@ -331,105 +284,3 @@ class RedisStorage:
         if self._seen and not there:
             raise self._refused(b"empty")
         self._seen = self._seen or there
-
-    def _exchange(
-        self, commands: Sequence[list[BytesLike]], keep: Callable[[int, Any], None] = lambda index, value: None
-    ) -> None:
-        """Send *commands* in pipelines; ``keep(i, reply)`` of each."""
-        pool = self._client.connection_pool
-        connection = pool.get_connection()
-        whole = False
-        try:
-            for at in range(0, len(commands), _PIPELINE):
-                some = commands[at : at + _PIPELINE]
-                connection.send_packed_command([part for command in some for part in command])
-                failed: RedisError | None = None
-                for index in range(len(some)):
-                    try:
-                        keep(at + index, connection.read_response(disable_decoding=True))
-                    except ResponseError as error:
-                        failed = error  # replies that follow must be read all the same
-                if failed is not None:
-                    whole = True
-                    raise failed
-            whole = True
-        finally:
-            if not whole:
-                connection.disconnect()
-            pool.release(connection)
-
-    def _call(self, what: Callable[[], Any]) -> Any:
-        """The answer of *what*, asked again while the server is away. Raises StoreError."""
-        until, wait_s = time.monotonic() + self._patience_s, 0.02
-        while True:
-            try:
-                return what()
-            except AuthenticationError as error:
-                raise StoreError(f"{self.url}: {error}; put the password into OPD_REDIS_PASSWORD") from error
-            except (Unreachable, Silent) as error:
-                if time.monotonic() + wait_s > until:
-                    raise StoreError(f"{self.url}: no answer for {self._patience_s:g} s ({error})") from error
-                time.sleep(wait_s)
-                wait_s = min(2 * wait_s, 1.0)
-            except NoPermissionError as error:
-                raise StoreError(f"{self.url}: {error}; the store needs an account that may use its keys") from error
-            except RedisError as error:
-                full = "OOM" in str(error) or "maxmemory" in str(error)
-                advice = "; clear rows of old steps, or give it more memory" if full else ""
-                raise StoreError(f"{self.url}: {'the server is full: ' if full else ''}{error}{advice}") from error
-
-
-#: How every connection behaves: no answer within the timeout counts as a lost connection.
-_CONNECTION: dict[str, Any] = {"socket_timeout": 10.0, "socket_read_size": 1 << 20}
-
-_OPTIONS = {"prefix": "opd", "patience_s": "30", "max_block_bytes": ""}
-
-
-def _understood(url: str) -> tuple[str, str, dict[str, str], str]:
-    """*url* without and with its password, our options in it, and what redis-py gets of it."""
-    base, _, asked = url.removeprefix("redis+").partition("?")
-    query = {name: values[-1] for name, values in parse_qs(asked).items()}
-    options = {name: query.pop(name, default) for name, default in _OPTIONS.items()}
-    if not options["prefix"] or set(options["prefix"]) & set("{}: "):
-        raise InputError(f"store prefix {options['prefix']!r}: expected a text without braces, colons and spaces")
-    scheme, _, where = base.partition("://")
-    shown = f"{scheme}://{where.rpartition('@')[2]}?prefix={options['prefix']}"
-    return shown, url, options, f"{base}?{urlencode(query)}" if query else base
-
-
-def _credentials(url: str) -> dict[str, str]:
-    found = {"password": os.environ.get("OPD_REDIS_PASSWORD"), "username": os.environ.get("OPD_REDIS_USERNAME")}
-    return {} if urlsplit(url).password else {name: value for name, value in found.items() if value}
-
-
-def _count(size: int) -> int:
-    return -(-size // CHUNK_BYTES) or 1
-
-
-def _command(*words: bytes) -> list[BytesLike]:
-    return [b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)]
-
-
-def _chunked(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """*views* laid end to end and cut every ``CHUNK_BYTES``; one empty chunk for nothing."""
-    chunk: list[memoryview] = []
-    room = CHUNK_BYTES
-    for view in views:
-        while len(view):
-            chunk.append(view[:room])
-            view, room = view[len(chunk[-1]) :], room - len(chunk[-1])
-            if not room:
-                yield chunk
-                chunk, room = [], CHUNK_BYTES
-    if chunk or not views:
-        yield chunk
-
-
-def _checked_chunk(block: str, index: int, count: int, size: int, value: bytes, out: memoryview) -> None:
-    """Copy the payload of *value* to its place in *out*. Raises CorruptData unless it is what was written."""
-    payload = memoryview(value)[_HEADER.size :]
-    room = out[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-    head = (_MAGIC, block.encode().ljust(40, b"\0"), index, count, size, xxhash.xxh3_64_intdigest(payload))
-    if len(payload) != len(room) or _HEADER.unpack_from(value) != head:
-        raise CorruptData(f"block {block}: chunk {index} is not what was written (id, size or checksum differ)")
-    room[:] = payload

@@ -11,6 +11,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from schemas.errors import InputError
 
 ColumnData = Any  # list | numpy | Arrow | torch | (values, offsets)
 
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -153,7 +155,7 @@ def _from_sequence(rows: Any, field: pa.Field, sample_ids: Sequence[str]) -> pa.
         rows = list(rows)
     except TypeError:
         raise _wrong(field, type(rows).__name__) from None
-    if any(_is_torch(row) or isinstance(row, (np.ndarray, pa.Array)) for row in rows):
+    if any(_is_array_type(kind) for kind in set(map(type, rows))):
         return _from_ragged(rows, field)
     try:
         return _from_python(rows, field)
@@ -195,13 +197,16 @@ def _refuse_kind_mixups(rows: list[Any], field: pa.Field) -> None:
     kind = field.type.value_type if pa.types.is_large_list(field.type) else field.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return
-    items = (item for row in rows if row is not None for item in row) if kind is not field.type else rows
+    nested = kind is not field.type
+    items = list(chain.from_iterable(row for row in rows if row is not None)) if nested else rows
     whole = pa.types.is_integer(kind)
-    largest = float(np.finfo(np.float32).max) if pa.types.is_float32(kind) else math.inf
-    for item in items:
-        if isinstance(item, (bool, np.bool_)) or (whole and isinstance(item, float)):
-            raise TypeError(f"{item!r} is not of type {kind}")
-        if item is not None and not whole and largest < abs(item) < math.inf:
+    refused = (bool, np.bool_, float) if whole else (bool, np.bool_)
+    if any(issubclass(given, refused) for given in set(map(type, items))):
+        item = next(item for item in items if isinstance(item, refused))
+        raise TypeError(f"{item!r} is not of type {kind}")
+    if pa.types.is_float32(kind):
+        item = max((abs(item) for item in items if item is not None and abs(item) < math.inf), default=0.0)
+        if item > _LARGEST_FLOAT32:
             raise ValueError(f"{item!r} is beyond the range of {kind}")
 
 
@@ -222,6 +227,11 @@ def _wrong(field: pa.Field, got: str, reason: str = "") -> InputError:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _is_array_type(kind: type) -> bool:
+    torch = sys.modules.get("torch")
+    return issubclass(kind, (np.ndarray, pa.Array)) or (torch is not None and issubclass(kind, torch.Tensor))
 
 
 def _is_torch(value: Any) -> bool:

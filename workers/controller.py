@@ -188,10 +188,11 @@ class Controller:
         drop_checkpoints(self.run_dir.checkpoints, self.config.checkpointing.keep)
 
     def _speed(self, tokens: float, wall_s: float, own_s: float) -> dict[str, float]:
-        """Seconds of the step, and processor seconds in plane and controller code, summed over processes."""
+        """Seconds of the step, and processor seconds in plane and controller code: here, in the plane's answers to
+        other processes, and in the workers' own calls of the plane."""
         workers_s = sum(self.executor.submit(role, "take_plane_seconds").result() for role in self.executor.names())
-        plane_s = own_s + workers_s + self.plane.take_served_seconds()
-        return {"wall_s": wall_s, "plane_s": plane_s, "tokens_per_s": tokens / wall_s}
+        spent = {"controller_s": own_s, "answers_s": self.plane.take_served_seconds(), "workers_plane_s": workers_s}
+        return {"wall_s": wall_s, "plane_s": sum(spent.values()), **spent, "tokens_per_s": tokens / wall_s}
 
     # -- waiting --------------------------------------------------------------------------------------
 

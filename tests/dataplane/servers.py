@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import functools
+import random
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -74,3 +76,19 @@ def shared_server() -> Server:
     server = Server()
     atexit.register(server.close)
     return server
+
+
+def disturbance(server: Server) -> Callable[[random.Random], None]:
+    """Now and then: pause the server, or kill it and start it again, while somebody writes."""
+
+    def disturb(draw: random.Random) -> None:
+        what = draw.random()
+        if what < 0.1:
+            server.kill()
+            server.start()
+        elif what < 0.2:
+            server.pause()
+            time.sleep(0.05)
+            server.resume()
+
+    return disturb

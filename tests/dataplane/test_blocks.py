@@ -13,6 +13,7 @@ import pytest
 from dataplane.blocks import BlockReader, decode, lay_out
 from dataplane.canonical import canonical, checksum
 from dataplane.memory import MemoryStorage
+from dataplane.storage import BytesLike
 from schemas.errors import CorruptData, StoreError
 from schemas.records import Block
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataplane import open_plane
-from dataplane import redis as backend
-from dataplane.redis import CHUNK_BYTES, RedisStorage
+from dataplane import open_plane, redis_server
+from dataplane.redis import RedisStorage
+from dataplane.redis_server import CHUNK_BYTES
 from dataplane.storage import BlockGone
 from schemas.errors import CorruptData, InputError, StoreError, StoreLocked
 from tests.dataplane.servers import Server, shared_server
@@ -157,7 +157,7 @@ def test_a_server_that_comes_back_empty_is_noticed(server: Server) -> None:
 
 
 def test_a_server_that_is_paused_is_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(backend._CONNECTION, "socket_timeout", 0.1)
+    monkeypatch.setitem(redis_server.CONNECTION, "socket_timeout", 0.1)
     with open_plane(server.url) as plane:
         pipeline(plane)
         server.pause()

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from dataplane import DataPlane, open_plane
-from dataplane.snapshot import Place, pack, unpack
+from dataplane.check import check
+from dataplane.journal import Place
+from dataplane.local import LocalStorage
+from dataplane.snapshot import pack, unpack
 from schemas.errors import CorruptData, InputError, MissingRows, StoreError
+from tests.dataplane.servers import shared_server
 from tests.dataplane.state import catalog_of, durable
 from tests.dataplane.stores import Store, pipeline
 from tests.dataplane.test_claims import admit, claimed, generated
@@ -151,6 +155,22 @@ def test_a_damaged_snapshot_is_passed_over_while_the_whole_journal_is_there(tmp_
     snapshot.write_bytes(snapshot.read_bytes()[:-1])
     with pytest.raises(CorruptData, match="checksum differs"):
         open_plane(tmp_path / "plane")
+
+
+def test_a_store_saved_elsewhere_and_back_is_the_same(plane: DataPlane, store: Store, tmp_path: Path) -> None:
+    three_steps(plane)
+    plane.retain(steps=1)
+    admit(plane, 2)
+    redis = f"{shared_server().url}?prefix={tmp_path.name}-saved"
+    assert plane.save(redis) == plane.blocks().num_rows
+    with open_plane(redis, mode="r") as saved:
+        saved.save(tmp_path / "back")
+    assert check(LocalStorage(tmp_path / "back")).problems == []
+    with open_plane(tmp_path / "back") as back:
+        assert everything(back) == everything(plane)
+        assert back.row_state("train").drop("claimed") == plane.row_state("train").drop("claimed")
+    with pytest.raises(InputError, match="there is a store already"):
+        plane.save(tmp_path / "back")
 
 
 def test_a_long_journal_is_opened_from_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from dataplane import open_plane
 from schemas.errors import InputError
@@ -240,3 +241,14 @@ def test_a_store_without_its_recipe_asks_for_it(finished: Path, tmp_path: Path) 
         replay(tmp_path / "alone", 1)
     with replay(tmp_path / "alone", 1, config=finished / "config.yaml") as again:
         assert again.run("baseline").verdict == "identical"
+
+
+def test_packages_that_changed_since_the_run_are_named(altered: Path, capsys) -> None:
+    file = altered / "config.yaml"
+    content = yaml.safe_load(file.read_text())
+    now = content["versions"]["torch"]
+    content["versions"] |= {"torch": "1.0.0", "gone-since": "3.1"}
+    file.write_text(yaml.safe_dump(content))
+    code, out, _ = opd(capsys, "replay", str(altered), "--step", "2", "--stage", "baseline")
+    assert code == 0 and f"since the run, torch changed from 1.0.0 to {now}" in out
+    assert "gone-since changed from 3.1 to absent" in out and "numpy" not in out

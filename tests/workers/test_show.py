@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -95,3 +97,17 @@ def test_a_sample_is_looked_for_where_one_says(finished: Path) -> None:
         pytest.raises(InputError, match="in partition 'validation'"),
     ):
         find_sample(plane, plane.members(1)[0], "validation")
+
+
+def test_looking_and_exporting_need_no_heavy_library(finished: Path, tmp_path: Path) -> None:
+    with open_plane(finished / "plane", mode="r") as plane:
+        sample_id = plane.members(1)[0]
+    script = (
+        "import sys\nfrom workers.cli.app import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit as left:\n    code = left.code\n"
+        "heavy = {'torch', 'ray', 'pandas', 'polars', 'transformers', 'tensorboard', 'starlette'}\n"
+        "print(code or 0, sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    for command in (["show", str(finished), sample_id], ["export", str(finished), str(tmp_path / "out")]):
+        done = subprocess.run([sys.executable, "-c", script, *command], capture_output=True, text=True, check=True)
+        assert done.stderr == "0 []\n"

@@ -14,6 +14,10 @@ from workers.cli.tables import cell, clean, render, terminal_width
 #: Gap in nats at which a token's colour is at its strongest.
 STRONG = 3.0
 
+_LEGEND = (
+    f"red: less likely to the teacher than to the student, green: more; full at {STRONG:g} nats; used: in the loss"
+)
+
 #: What the head line tells, where the sample has it.
 _HEAD = ("status", "error", "mask_reason", "step", "agent", "teacher", "weight_version", "finish_reason", "reward")
 _NUMBERS = ("gap_mean", "gap_sum", "seq_logprob_error", "student_entropy", "teacher_entropy", "loss", "num_tokens")
@@ -27,8 +31,8 @@ _TABLE = {
     "student_logprob": "student",
     "teacher_logprob": "teacher",
     "gap": "gap",
-    "advantage": "advantage",
-    "trained": "trained",
+    "advantage": "adv",
+    "trained": "used",
 }
 
 
@@ -41,12 +45,7 @@ def print_sample(found: Mapping[str, Any]) -> None:
         console.print(Text(line))
     console.print(_tokens(found["tokens"]))
     if any(token["gap"] is not None for token in found["tokens"]):
-        console.print(
-            Text(
-                f"red: the teacher likes the token less than the student, green: more; full at {STRONG:g} nats",
-                style="dim",
-            )
-        )
+        console.print(Text(_LEGEND, style="dim"))
     rows = [[_shown(token[name]) for name in _TABLE] for token in found["tokens"]]
     console.print()
     for line in render(list(_TABLE.values()), rows, width):
@@ -97,17 +96,16 @@ def _history(events: Sequence[Mapping[str, Any]], width: int | None) -> Iterator
     rows = [
         (
             event["time"].strftime("%H:%M:%S.%f")[:-3],
-            event["kind"],
+            f"{event['kind'].removeprefix('step_')} {event['step']}" if "step" in event else event["kind"],
             event.get("task"),
             event.get("worker"),
             event.get("attempt"),
             event.get("version"),
-            event.get("step"),
             ", ".join(event.get("columns") or ()) or _detail(event.get("detail")),
         )
         for event in events
     ]
-    heads = ("time", "what", "task", "worker", "attempt", "weights", "step", "columns")
+    heads = ("time", "what", "task", "worker", "try", "weights", "columns")
     yield from render(heads, [["" if value is None else value for value in row] for row in rows], width)
 
 

@@ -35,7 +35,7 @@ def ui(
         except OSError as error:
             raise InputError(f"--port {port}: {error.strerror}; give another, or leave it out") from None
         typer.echo(f"http://127.0.0.1:{listening.getsockname()[1]}/")
-        settings = uvicorn.Config(
-            build_app(plane, store_of(run), run, cookbook()), log_level="warning", lifespan="off", ws="none"
-        )
+        name = plane.url if "://" in run else run  # a URL without its password
+        page = build_app(plane, store_of(run), name, cookbook())
+        settings = uvicorn.Config(page, log_level="warning", lifespan="off", ws="none")
         uvicorn.Server(settings).run(sockets=[listening])

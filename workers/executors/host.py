@@ -14,6 +14,8 @@ from typing import Any
 from dataplane import connect
 from workers.executors import BuildRole
 
+#: Seconds to let more changes of the store arrive before looking again: one look instead of many.
+SETTLE_S = 0.02
 #: Seconds that a role with nothing to do waits for a change of the store before it looks again anyway.
 IDLE_S = 0.5
 
@@ -54,6 +56,7 @@ class RoleHost:
             position = self.watched.position()
             if not self.role.turn():
                 self.watched.wait(position, IDLE_S)
+                self._stopping.wait(SETTLE_S)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Run a method of the role."""

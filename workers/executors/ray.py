@@ -32,7 +32,7 @@ START_S = 300.0
 
 
 class RayExecutor:
-    """Actors by role name. Errors of a role's own loop, and what a call raised, end the job; a lost process does not."""
+    """Actors by role name. What a role's own loop or a call raised ends the job; a lost process does not."""
 
     def __init__(self, settings: HostSettings, *, address: str | None = None, restarts: int = 3) -> None:
         self.settings = settings
@@ -196,11 +196,10 @@ class RayCall:
         self.role = role
         self.method = method
         self.reference = reference
+        self.future = reference.future()  # asked every few milliseconds; ray.wait would cost a millisecond each time
 
     def done(self) -> bool:
-        import ray
-
-        return bool(ray.wait([self.reference], timeout=0)[0])
+        return bool(self.future.done())
 
     def result(self) -> Any:
         """Its value. Raises what it raised, and RoleLost when its process died."""
@@ -243,7 +242,8 @@ def _refuse_impossible(available: Mapping[str, float], roles: Mapping[str, RoleS
         if needed > there:
             who = ", ".join(f"{name} {count:g}" for name, count in asked.items() if count)
             raise InputError(
-                f"cluster: {needed:g} {resource}s are asked for ({who}), it has {there:g}; ask for fewer or join a larger one"
+                f"cluster: {needed:g} {resource}s are asked for ({who}), it has {there:g}; "
+                "ask for fewer or join a larger one"
             )
 
 
