@@ -80,13 +80,15 @@ class Baseline:
         return reasons
 
     def _stop_when_too_many(self, batch: Batch, reasons: dict[int, str]) -> None:
-        limit = self.config.failures.max_quarantined_share
+        budgets = self.config.failures
+        shrinks = min(budgets.max_quarantined_share, 1 - budgets.min_step_fraction)
+        limit = 0.0 if budgets.after_seal == "fail" else shrinks
         if len(reasons) > limit * len(batch):
             row = min(reasons)
             raise JobFailed(
                 f"baseline: {len(reasons)} of {len(batch)} samples of the step are quarantined, more than "
-                f"failures.max_quarantined_share {limit:g} allows; the first is {batch.sample_ids[row]!r} "
-                f"({reasons[row]}). Look at what wrote these values, or raise the share"
+                f"failures allows ({limit:.0%}: after_seal {budgets.after_seal!r}, max_quarantined_share, "
+                f"min_step_fraction); the first is {batch.sample_ids[row]!r} ({reasons[row]}). Look at what wrote it"
             )
 
     def _sequence_error(self, step: StepColumns, reasons: dict[int, str]) -> SequenceError:

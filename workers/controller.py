@@ -183,8 +183,8 @@ class Controller:
             return
         path = self.call("trainer", "checkpoint", step, what=f"checkpoint of step {step}")
         self.plane.record_checkpoint(step, path)
-        payloads = self.config.store.payload_retention
-        self.plane.retain(heavy_steps=None if payloads == "never" else payloads)
+        rows, payloads = self.config.store.retention, self.config.store.payload_retention
+        self.plane.retain(None if rows == "never" else rows, heavy_steps=None if payloads == "never" else payloads)
         drop_checkpoints(self.run_dir.checkpoints, self.config.checkpointing.keep)
 
     def _speed(self, tokens: float, wall_s: float, own_s: float) -> dict[str, float]:

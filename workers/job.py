@@ -127,7 +127,11 @@ def opened_job(
 
 def roles(config: RunConfig, run_dir: RunDir, checkpoints: Sequence[str]) -> dict[str, RoleSpec]:
     """What has to be hosted, by name, and what it needs. *checkpoints* is what a ``teacher_index`` counts."""
-    generator = RoleSpec(partial(GeneratorRole, config=config), gpus=config.generator.gpus)
+    replicas = config.generator.replicas
+    names = ["generator"] if replicas == 1 else [f"generator:{index}" for index in range(replicas)]
+    generators = {
+        name: RoleSpec(partial(GeneratorRole, config=config, name=name), gpus=config.generator.gpus) for name in names
+    }
     teachers = {
         f"teacher:{teacher.alias}": RoleSpec(
             partial(TeacherRole, config=config, teacher=teacher, checkpoints=checkpoints)
@@ -135,7 +139,7 @@ def roles(config: RunConfig, run_dir: RunDir, checkpoints: Sequence[str]) -> dic
         for teacher in teacher_configs(config.on_policy_distillation)
     }
     build = partial(TrainerRole, config=config, run_dir=run_dir, checkpoints=checkpoints)
-    return {"generator": generator, **teachers, "trainer": RoleSpec(build, gpus=config.trainer.gpus, stateful=True)}
+    return {**generators, **teachers, "trainer": RoleSpec(build, gpus=config.trainer.gpus, stateful=True)}
 
 
 def _controller(

@@ -68,7 +68,9 @@ class Progress:
         self.steps.append((step, metrics))
         if not self.live and (step % 10 == 0 or step == 1):
             numbers = "  ".join(f"{heading} {_number(metrics.get(name))}" for name, heading in SHOWN)
-            self.console.print(f"step {step}/{self.config.grpo.max_num_steps}  {numbers}", highlight=False)
+            self.console.print(
+                f"step {step}/{self.config.grpo.max_num_steps}  {numbers}", highlight=False, soft_wrap=True
+            )
 
     def validated(self, version: int, metrics: Mapping[str, float]) -> None:
         self.validations.append((version, metrics))
@@ -115,8 +117,8 @@ class Progress:
         out.print(Text("\nTry next:", style="bold"))
         for command in (
             f'opd sql {run} "select agent, avg(gap) from tokens where trained group by agent"',
-            f'opd sql {run} "select step, loss, gap_mean, reward_mean from steps order by step desc limit 10"',
-            f"opd ls {run}",
+            f"opd replay {run} --step 1 --set on_policy_distillation.proximal_teacher_alpha=0.5",
+            f"opd ui {run}",
         ):
             out.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
 

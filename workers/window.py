@@ -63,7 +63,7 @@ class Window:
 
     def restore(self, groups: dict[str, list[str]], unsealed: set[str]) -> None:
         """Start over with the groups that the store has; those of which nothing is sealed are open."""
-        self.admitted = len(groups)
+        self.admitted = max((int(group) for group in groups), default=-1) + 1  # rows of old steps may be cleared
         self.open = {group: ids for group, ids in groups.items() if unsealed.issuperset(ids)}
         self.replaced.clear()
 

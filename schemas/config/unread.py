@@ -132,19 +132,10 @@ TABLE: tuple[Unread, ...] = (
     ),
 )
 
-#: What this version does not do; one line goes when what it names comes.
-NOT_YET: tuple[Unread, ...] = (
-    Unread("generator", ("replicas",), lambda _: True, "the run is one process yet"),
-    Unread("cluster", ("address",), lambda _: True, "the run is one process yet"),
-    Unread("store", ("retention",), lambda _: True, "every row is kept yet"),
-    Unread("failures", ("after_seal",), lambda _: True, "a sealed step only shrinks yet"),
-    Unread("logger", ("tensorboard",), lambda _: True, "metrics go to the store and metrics.jsonl only yet"),
-)
-
 
 def assert_every_setting_is_read(config: RunConfig) -> None:
     """Raise for the first setting that differs from its default and that nothing would read."""
-    for row in (*TABLE, *NOT_YET):
+    for row in TABLE:
         if not row.when(config):
             continue
         section = section_of(config, row.section)

@@ -29,7 +29,7 @@ def config(threshold=None, share=0.5, estimator=None, enabled=True, kl_penalty=0
             seq_logprob_error_threshold=threshold,
             adv_estimator=AdvEstimatorConfig(name=name, normalize_rewards=False, **(estimator or {})),
         ),
-        failures=SimpleNamespace(max_quarantined_share=share),
+        failures=SimpleNamespace(max_quarantined_share=share, after_seal="shrink", min_step_fraction=0.0),
         loss_fn=ClippedPGLossConfig(reference_policy_kl_penalty=kl_penalty),
         on_policy_distillation=OnPolicyDistillationConfig(enabled=enabled, **distillation),
     )

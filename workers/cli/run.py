@@ -72,6 +72,7 @@ def _run(config: RunConfig, target: RunDir, executor: ExecutorName, *, resume: b
     signal.signal(signal.SIGTERM, _interrupt)
     from workers.job import read_inputs, run_job
     from workers.progress import Progress
+    from workers.report import Reports, TensorBoard
 
     inputs = read_inputs(config)
     rejected = [*inputs.train.rejected, *inputs.validation.rejected]
@@ -80,7 +81,8 @@ def _run(config: RunConfig, target: RunDir, executor: ExecutorName, *, resume: b
     if len(rejected) > 10:
         typer.echo(f"warning: {len(rejected) - 10} more prompts left out", err=True)
     with Progress(config, target, live=config.logger.progress) as report:
-        run_job(config, inputs, target, _executor(executor, config, target), resume=resume, report=report)
+        reports = Reports(report, TensorBoard(target.tensorboard)) if config.logger.tensorboard else report
+        run_job(config, inputs, target, _executor(executor, config, target), resume=resume, report=reports)
 
 
 def _executor(name: ExecutorName, config: RunConfig, target: RunDir) -> Executor:

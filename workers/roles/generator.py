@@ -22,9 +22,8 @@ from workers.weights import read_weights
 class GeneratorRole(Role):
     """Held-out prompts go first, so that a validation is not held up by training rows."""
 
-    name = "generator"
-
-    def __init__(self, plane: DataPlane, config: RunConfig) -> None:
+    def __init__(self, plane: DataPlane, config: RunConfig, name: str = "generator") -> None:
+        self.name = name
         self.plane = plane
         tokenizer = HFTokenizer(config.policy.tokenizer or config.policy.model)
         self.engine = HFGenerator.load(
