@@ -97,15 +97,18 @@ def on_redis(url: str, socket: str, rounds: int) -> dict[str, float]:
     columns, ids, held = batch(), names(512), names(512, "held")
     data = memoryview(raw(columns))
     chunks = {f"raw:{at}": data[at : at + (1 << 20)] for at in range(0, len(data), 1 << 20)}
+    kept = {f"kept:{at}": chunk for at, chunk in chunks.items()}
     client = redis.Redis(unix_socket_path=socket, socket_read_size=1 << 20)
     encode = client.connection_pool.get_encoder().encode
     client.connection_pool.connection_kwargs["command_packer"] = PythonRespSerializer(6000, encode)
 
-    def pipelined(command: str) -> list[Any]:
+    def pipelined(command: str, values: dict[str, memoryview]) -> list[Any]:
         pipe = client.pipeline(transaction=False)
-        for key, chunk in chunks.items():
+        for key, chunk in values.items():
             pipe.execute_command(command, key, *([chunk] if command == "SET" else []))
         return pipe.execute()
+
+    pipelined("SET", kept)
 
     with plane_at(url) as plane:
         plane.put("train", held, columns)
@@ -118,9 +121,9 @@ def on_redis(url: str, socket: str, rounds: int) -> dict[str, float]:
                 "redis put plane": Contender(
                     lambda: plane.put("train", ids, columns), after=lambda: plane.clear("train", ids)
                 ),
-                "redis put raw": Contender(lambda: pipelined("SET"), before=lambda: client.delete(*chunks)),
+                "redis put raw": Contender(lambda: pipelined("SET", chunks), after=lambda: client.unlink(*chunks)),
                 "redis get plane": Contender(lambda: torch_of(plane, held, copy=False), before=forget),
-                "redis get raw": Contender(lambda: pipelined("GET")),
+                "redis get raw": Contender(lambda: pipelined("GET", kept)),
             },
             rounds,
         )

@@ -17,7 +17,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -121,15 +121,18 @@ class RedisStorage:
     def write(self, block: str, parts: Sequence[BytesLike]) -> None:
         views = [memoryview(part).cast("B") for part in parts if len(part)]  # type: ignore[arg-type]
         size = sum(map(len, views))
-        commands = [command(b"HSET", self._key("blocks"), block.encode(), b"%d" % -size)]
-        for index, payload in enumerate(chunks := list(chunked(views))):
-            commands.append(set_chunk(self._chunk(block, index), block, index, len(chunks), size, payload))
-        commands.append(command(b"HSET", self._key("blocks"), block.encode(), b"%d" % size))
         try:
-            self._call(lambda: self._exchange(commands))
+            self._call(lambda: self._exchange(self._sending(block, size, views)))
         except BaseException:
             self._delete_chunks(block, size)
             raise
+
+    def _sending(self, block: str, size: int, views: Sequence[memoryview]) -> Iterator[list[BytesLike]]:
+        """The commands that keep a block; each chunk is hashed while the server takes the one before."""
+        yield command(b"HSET", self._key("blocks"), block.encode(), b"%d" % -size)
+        for index, payload in enumerate(chunked(views)):
+            yield set_chunk(self._chunk(block, index), block, index, count_of(size), size, payload)
+        yield command(b"HSET", self._key("blocks"), block.encode(), b"%d" % size)
 
     def view(self, block: str) -> pa.Buffer:
         return self.private(block)

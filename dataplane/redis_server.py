@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -85,22 +86,21 @@ class Connections:
         self.client = redis.Redis(connection_pool=pool)
 
     def exchange(
-        self, commands: Sequence[list[BytesLike]], keep: Callable[[int, Any], None] = lambda index, value: None
+        self, commands: Iterable[list[BytesLike]], keep: Callable[[int, Any], None] = lambda index, value: None
     ) -> None:
-        """Send *commands* in pipelines; ``keep(i, reply)`` of each."""
+        """Send *commands* in pipelines, each as it comes; ``keep(i, reply)`` of each."""
         pool = self.client.connection_pool
         connection = pool.get_connection()
-        whole = False
+        whole, done, left = False, 0, iter(commands)
         try:
-            for at in range(0, len(commands), _PIPELINE):
-                some = commands[at : at + _PIPELINE]
-                connection.send_packed_command([part for command in some for part in command])
+            while sent := self._sent(connection, islice(left, _PIPELINE)):
                 failed: RedisError | None = None
-                for index in range(len(some)):
+                for index in range(done, done + sent):
                     try:
-                        keep(at + index, connection.read_response(disable_decoding=True))
+                        keep(index, connection.read_response(disable_decoding=True))
                     except ResponseError as error:
                         failed = error  # replies that follow must be read all the same
+                done += sent
                 if failed is not None:
                     whole = True
                     raise failed
@@ -109,6 +109,14 @@ class Connections:
             if not whole:
                 connection.disconnect()
             pool.release(connection)
+
+    @staticmethod
+    def _sent(connection: Any, commands: Iterable[list[BytesLike]]) -> int:
+        count = 0
+        for words in commands:
+            connection.send_packed_command(words)
+            count += 1
+        return count
 
     def call(self, what: Callable[[], Any]) -> Any:
         """The answer of *what*, asked again while the server is away. Raises StoreError."""

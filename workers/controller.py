@@ -57,6 +57,8 @@ class Controller:
         self.report = report
         self.trained = 0
         self.published = 0
+        #: Prompts are admitted only while the weights that are to answer them are published.
+        self.accepting = False
         #: Processor seconds of this step that went into the executor, and through it into inline workers.
         self._elsewhere_s = 0.0
         self.sealed = {step.step for step in plane.steps()}
@@ -65,6 +67,7 @@ class Controller:
 
     def resume(self) -> None:
         """Continue after the newest complete checkpoint, in a new epoch."""
+        self.accepting = False
         self.trained, path = newest_checkpoint(self.plane)
         self.published = self.trained
         if path is not None:
@@ -127,6 +130,8 @@ class Controller:
 
     def admit(self) -> bool:
         """Add as many prompts as the staleness window takes; whether there were any."""
+        if not self.accepting:
+            return False
         room = self.window.room(max(self.sealed, default=0) + 1, self.published)
         first = self.window.admitted
         groups = [(f"{admission:07d}", self.prompts[admission]) for admission in range(first, first + room)]
@@ -152,7 +157,7 @@ class Controller:
         """Write the student's weights and tell the generators; forget versions that nobody may load any more."""
         path = self.call("trainer", "publish", version, what=f"publishing version {version}")
         self.plane.record_published(version, path)
-        self.published = version
+        self.published, self.accepting = version, True
         drop_weights(self.run_dir.weights, before=version - self.config.grpo.async_grpo.window - 1)
 
     def validate(self) -> dict[str, float]:

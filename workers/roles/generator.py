@@ -39,6 +39,11 @@ class GeneratorRole(Role):
             for partition in (VALIDATION, SAMPLED, TRAIN)
         ]
 
+    def turn(self) -> bool:
+        """Nothing is claimed while the newest weights are not there: a run that goes back writes them first."""
+        newest = self._newest()
+        return newest is not None and Path(newest.path).exists() and super().turn()
+
     def load_newest(self) -> None:
         """Sample from the newest published weights.
 

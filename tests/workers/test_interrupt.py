@@ -1,0 +1,80 @@
+"""Runs as a person starts and ends them: a signal, a kill of the whole process tree, and --resume."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.workers.runs import query, small_config
+from workers.rundir import RunDir
+
+STEPS = 5
+
+
+@pytest.fixture
+def recipe(checkpoints, prompt_file, tmp_path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    config = small_config(checkpoints, prompt_file, grpo__max_num_steps=STEPS, checkpointing__period=2)
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    return path
+
+
+def start(recipe: Path, run_dir: Path, *flags: str) -> subprocess.Popen[str]:
+    """``opd run`` at the head of a process group of its own."""
+    command = [sys.executable, "-m", "workers.cli.app", "run", str(recipe), "--run-dir", str(run_dir), *flags]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def until_started(run_dir: Path) -> None:
+    """Wait for the first published weights: the roles are there and the run is under way."""
+    deadline = time.monotonic() + 120
+    while not list(run_dir.glob("weights/version_*.safetensors")):
+        assert time.monotonic() < deadline, "the run never began"
+        time.sleep(0.05)
+
+
+def trained_once(run_dir: Path) -> bool:
+    rows = query(RunDir(run_dir), "select count(*), count(distinct prompt_id) from samples where status = 'trained'")
+    return rows == [(4 * STEPS, 4 * STEPS)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_in_one_line_and_leaves_it_resumable(recipe, tmp_path, number):
+    process = start(recipe, tmp_path / "run", "--executor", "inline", "grpo.max_num_steps=500")
+    until_started(tmp_path / "run")
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1 and "interrupted" in said.splitlines()[-1] and "Traceback" not in said
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    last = (len(metrics.read_text().splitlines()) if metrics.exists() else 0) + 2
+    flags = ("--executor", "inline", f"grpo.max_num_steps={last}")
+    assert start(recipe, tmp_path / "run", *flags, "--resume").wait(timeout=120) == 0
+    rows = query(
+        RunDir(tmp_path / "run"), "select count(*), count(distinct step) from samples where status = 'trained'"
+    )
+    assert rows == [(4 * last, last)]
+
+
+def test_the_process_tree_killed_at_random_moments_trains_every_prompt_once(recipe, tmp_path):
+    moments = random.Random(5)
+    flags: tuple[str, ...] = ()
+    for _ in range(2):
+        process = start(recipe, tmp_path / "run", *flags)
+        until_started(tmp_path / "run")
+        time.sleep(moments.uniform(0.0, 1.5))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        flags = ("--resume",)
+    process = start(recipe, tmp_path / "run", "--resume")
+    _, said = process.communicate(timeout=180)
+    assert process.returncode == 0, said
+    assert trained_once(tmp_path / "run")
+    assert query(RunDir(tmp_path / "run"), "select max(epoch) >= 1 from events") == [(True,)]
