@@ -70,8 +70,7 @@ class Controller:
         self.accepting = False
         self.trained, path = newest_checkpoint(self.plane)
         self.published = self.trained
-        if path is not None:
-            self.call("trainer", "restore", path, what=f"restoring step {self.trained}")
+        self.call("trainer", "restore", path, what=f"restoring step {self.trained}")
         go_back(self.plane, self.window, self.trained)
         self.run_dir.write_metrics(self.plane.steps())
 

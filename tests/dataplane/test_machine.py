@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from dataplane import DataPlane
+from dataplane import Claim, DataPlane
 from dataplane.check import check
 from schemas.errors import InputError
 from tests.dataplane.stores import BACKENDS, FakeClock, Store
@@ -36,8 +36,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.rows: dict[str, dict[str, object]] = {}
         self.done: set[str] = set()
         self.failed: set[str] = set()
-        self.leased: dict[str, float] = {}
-        self.claims: list[tuple[object, float]] = []
+        self.leased: dict[str, tuple[str, float]] = {}  # by which claim, and until when
+        self.claims: list[tuple[Claim, float]] = []
         self.steps: dict[int, list[str]] = {}
         self.covered = 0
 
@@ -68,29 +68,29 @@ class StoreMachine(RuleBasedStateMachine):
         assert (claim.sample_ids if claim else []) == ready
         if claim is not None:
             assert claim.batch.values("input_ids") == [self.rows[i]["input_ids"] for i in ready]
-            self.leased |= dict.fromkeys(ready, self.clock.now + lease_s)
+            self.leased |= dict.fromkeys(ready, (claim.id, self.clock.now + lease_s))
             self.claims.append((claim, self.clock.now + lease_s))
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data(), how=st.sampled_from(["commit", "fail", "release"]))
     def finish(self, data: st.DataObject, how: str) -> None:
         claim, until = self.claims.pop(data.draw(st.integers(0, len(self.claims) - 1)))
-        ids = [i for i in claim.sample_ids if self.leased.get(i) == until and i in self.rows]  # type: ignore[attr-defined]
-        if until <= self.clock.now or len(ids) != len(claim.sample_ids):  # type: ignore[attr-defined]
-            claim.release()  # type: ignore[attr-defined]
-            self._unlease([i for i in ids if self.leased.get(i) == until])
+        ids = [i for i in claim.sample_ids if self.leased.get(i) == (claim.id, until)]
+        if until <= self.clock.now or len(ids) != len(claim.sample_ids):
+            claim.release()
+            self._unlease(ids)
             return
         self._unlease(ids)
         if how == "commit":
-            claim.commit({"reward": [float(len(i)) for i in ids]})  # type: ignore[attr-defined]
+            claim.commit({"reward": [float(len(i)) for i in ids]})
             self.done |= set(ids)
             for sample_id in ids:
                 self.rows[sample_id]["reward"] = float(len(sample_id))
         elif how == "fail":
-            claim.fail(dict.fromkeys(ids, "engine_error: drawn"))  # type: ignore[attr-defined]
+            claim.fail(dict.fromkeys(ids, "engine_error: drawn"))
             self.failed |= set(ids)
         else:
-            claim.release()  # type: ignore[attr-defined]
+            claim.release()
 
     @rule(ids=IDS)
     def clear(self, ids: list[str]) -> None:
@@ -135,7 +135,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 20.0]))
     def sleep(self, seconds: float) -> None:
         self.clock.sleep(seconds)
-        self._unlease([i for i, until in self.leased.items() if until <= self.clock.now])
+        self._unlease([i for i, (_, until) in self.leased.items() if until <= self.clock.now])
 
     @rule(crash=st.booleans(), snapshot=st.booleans())
     def reopen(self, crash: bool, snapshot: bool) -> None:

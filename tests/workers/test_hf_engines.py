@@ -140,6 +140,17 @@ def test_saved_and_restored_trainers_take_the_same_next_step(checkpoints, tmp_pa
     assert not list(tmp_path.glob("*.pt")) and not list(tmp_path.glob("*.bin"))
 
 
+def test_a_trainer_that_starts_over_takes_the_first_step_again(checkpoints):
+    engine, counts, weights = trainer(checkpoints / "student"), Counts(6, 3), []
+    for _ in range(2):
+        engine.forward_backward(batch(), nll(counts), 1.0)
+        engine.update()
+        weights.append([parameter.detach().clone() for parameter in engine.model.parameters()])
+        engine.forward_backward(batch(), nll(counts), 1.0)  # a gradient that no step used
+        engine.reset(checkpoints / "student")
+    assert all(map(torch.equal, *weights)) and engine.updates == 0
+
+
 def test_schedule_warms_up_then_falls_to_the_floor():
     shape = lr_schedule(SimpleNamespace(warmup_steps=4, decay="cosine", min_lr_ratio=0.1), max_steps=100)
     assert shape(1) == pytest.approx(0.25) and shape(4) == pytest.approx(1.0, abs=0.01)

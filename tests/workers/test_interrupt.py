@@ -56,7 +56,9 @@ def test_a_signal_ends_the_run_in_one_line_and_leaves_it_resumable(recipe, tmp_p
     metrics = tmp_path / "run" / "metrics.jsonl"
     last = (len(metrics.read_text().splitlines()) if metrics.exists() else 0) + 2
     flags = ("--executor", "inline", f"grpo.max_num_steps={last}")
-    assert start(recipe, tmp_path / "run", *flags, "--resume").wait(timeout=120) == 0
+    again = start(recipe, tmp_path / "run", *flags, "--resume")
+    _, said = again.communicate(timeout=120)
+    assert again.returncode == 0, said
     rows = query(
         RunDir(tmp_path / "run"), "select count(*), count(distinct step) from samples where status = 'trained'"
     )

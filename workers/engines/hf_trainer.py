@@ -124,9 +124,16 @@ class HFTrainer(HFScorer):
         state["torch_rng"] = torch.get_rng_state()
         save_file(state, directory / OPTIMIZER_FILE)
 
+    def reset(self, directory: str | Path) -> None:
+        """Start over from the weights in *directory*, as if nothing had been trained."""
+        self.model.load_state_dict(load_model(directory).state_dict())
+        self.optimizer.state.clear()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.updates = 0
+
     def restore(self, directory: Path) -> None:
         """Continue from what ``save`` wrote."""
-        self.model.load_state_dict(load_model(directory).state_dict())
+        self.reset(directory)
         state = load_file(directory / OPTIMIZER_FILE)
         self.updates = int(state.pop("updates"))
         torch.set_rng_state(state.pop("torch_rng"))

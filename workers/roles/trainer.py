@@ -139,6 +139,9 @@ class TrainerRole(Role):
 
         return str(save_checkpoint(self.run_dir.checkpoints, step, write))
 
-    def restore(self, path: str) -> None:
-        """Continue from a checkpoint."""
-        self.engine.restore(Path(path))
+    def restore(self, path: str | None) -> None:
+        """Continue from a checkpoint; without one, from the initial student, whatever was trained since."""
+        if path is None:
+            self.engine.reset(self.config.policy.model)
+        else:
+            self.engine.restore(Path(path))
