@@ -47,7 +47,7 @@ check: $(READY)
 
 curves: $(READY) | runs/proxy
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/python -m benchmarks.curves
+	$(BIN)/python -m benchmarks.learning_curves
 
 memory: $(READY)
 	$(BIN)/python -m benchmarks.full_vocabulary_memory

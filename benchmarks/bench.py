@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks import curves, measure, plot, scale, speed
+from benchmarks import measure, plot, scale, speed, throughput
 from benchmarks.batch import batch, names, raw
 from benchmarks.measure import Contender, interleaved
 from benchmarks.transferqueue import transferqueue
@@ -121,7 +121,7 @@ def main() -> None:
         for folder in (shared, disk):
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         found = measured(only, given.rounds, shared, disk)
-        drawn = curves.curves(shared) if "curves" in only else {}
+        drawn = throughput.curves(shared) if "curves" in only else {}
     rows = table(found)
     result = {"machine": machine, "rounds": given.rounds, "table": rows, "medians": found, "curves": drawn}
     (out / "bench.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")

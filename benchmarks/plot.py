@@ -9,7 +9,7 @@ _COLOURS = {"put": "#c2410c", "get": "#1d4ed8"}
 
 
 def svg(curves: dict[str, dict[str, list[float]]], title: str) -> str:
-    """One panel a curve, logarithmic both ways; *curves* as :func:`benchmarks.curves.curves` gives them."""
+    """One panel a curve, logarithmic both ways; *curves* as :func:`benchmarks.throughput.curves` gives them."""
     panels = [_panel(name, data, at * (_WIDTH + _LEFT + 20)) for at, (name, data) in enumerate(curves.items())]
     width, height = len(curves) * (_WIDTH + _LEFT + 20), _HEIGHT + _TOP + 50
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif">'

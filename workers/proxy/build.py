@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+import transformers
 
 from schemas.errors import InputError
 from workers.proxy.model import make_model, make_tokenizer
@@ -34,6 +35,7 @@ def build_proxy(directory: Path, *, seed: int = 0, report: Report = lambda what,
     """Write the whole proxy to *directory*, which must not exist; complete or absent. Raises InputError."""
     if directory.exists():
         raise InputError(f"{directory}: exists already; remove it or name another directory")
+    transformers.utils.logging.disable_progress_bar()
     partial = directory.with_name(f".{directory.name}.{os.getpid()}")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
