@@ -10,23 +10,27 @@ from safetensors.torch import load_file, save_file
 
 from schemas.errors import CorruptData
 
+#: Name under which a version's probe (see :mod:`workers.probe`) lies beside its tensors.
+PROBE = "probe.logprobs"
 
-def publish_weights(directory: Path, version: int, tensors: dict[str, torch.Tensor]) -> Path:
-    """Write *version*; the file's path."""
+
+def publish_weights(directory: Path, version: int, tensors: dict[str, torch.Tensor], probe: torch.Tensor) -> Path:
+    """Write *version* and the trainer's scores of the fixed sequences; the file's path."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"version_{version:06d}.safetensors"
     partial = path.with_suffix(f".{os.getpid()}.partial")
-    save_file(tensors, partial, metadata={"weight_version": str(version)})
+    save_file({**tensors, PROBE: probe}, partial, metadata={"weight_version": str(version)})
     partial.rename(path)
     return path
 
 
-def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a published version."""
+def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The tensors of a published version, and its probe."""
     try:
-        return load_file(path)
+        tensors = load_file(path)
     except FileNotFoundError:
         raise CorruptData(f"published weights {path}: the file is gone; publish that version again") from None
+    return tensors, tensors.pop(PROBE)
 
 
 def drop_weights(directory: Path, before: int) -> None:

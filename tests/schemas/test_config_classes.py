@@ -10,7 +10,7 @@ from schemas.config import RunConfig, Section
 from schemas.config.recipe import validate
 from schemas.errors import ConfigError
 
-#: Public names of the seed documents with their defaults. Fields may be added; these stay.
+#: Public names known from NeMo-RL, with their defaults. Fields may be added; these stay.
 PUBLISHED = {
     "TeacherResourceConfig": {
         "tensor_model_parallel_size": 1,

@@ -12,8 +12,10 @@ from schemas.records import Weights
 from stages.checkers import reward
 from stages.generate import Generate
 from workers.engines.hf_generator import HFGenerator
+from workers.engines.hf_scorer import HFScorer
 from workers.loop import Worker
 from workers.partitions import SAMPLED
+from workers.probe import refuse, same, scores
 from workers.roles import Role
 from workers.tokenizer import HFTokenizer
 from workers.weights import read_weights
@@ -52,7 +54,7 @@ class GeneratorRole(Role):
         newest = self._newest()
         while newest is not None and newest.version != self.engine.version:
             try:
-                self.engine.load_weights(read_weights(Path(newest.path)), newest.version)
+                self._sync(Path(newest.path), newest.version)
             except CorruptData:
                 later = self._newest()
                 if later == newest:
@@ -60,6 +62,17 @@ class GeneratorRole(Role):
                 newest = later  # published while we looked, and the old file dropped
         for worker in self.workers:
             worker.weight_version = self.engine.version
+
+    def _sync(self, path: Path, version: int) -> None:
+        """Load a version and prove it against the trainer's scores; once more if that fails. Raises JobFailed."""
+        tensors, expected = read_weights(path)
+        for _ in range(2):
+            self.engine.load_weights(tensors, version)
+            found = scores(HFScorer(self.engine.model))
+            if same(expected, found):
+                return
+            self.plane.event("sync_failed", worker=self.name, version=version)
+        refuse(self.name, version, expected, found)
 
     def _newest(self) -> Weights | None:
         published = self.plane.published()

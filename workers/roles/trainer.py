@@ -28,6 +28,7 @@ from workers.engines.hf_trainer import build_trainer
 from workers.invariants import Check, check_gradients, check_scores
 from workers.loop import Worker
 from workers.partitions import RETRAINED, SAMPLED
+from workers.probe import scores
 from workers.roles import Role
 from workers.rundir import RunDir
 from workers.tokenizer import HFTokenizer
@@ -128,7 +129,7 @@ class TrainerRole(Role):
 
     def publish(self, version: int) -> str:
         """Write the current weights as *version*; their path."""
-        return str(publish_weights(self.run_dir.weights, version, self.engine.weights()))
+        return str(publish_weights(self.run_dir.weights, version, self.engine.weights(), scores(self.engine)))
 
     def checkpoint(self, step: int) -> str:
         """Write a resumable checkpoint; its path."""
