@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -21,6 +20,7 @@ from typing import Any
 import msgspec
 
 from dataplane.host import CatalogHost
+from dataplane.scratch import own_folder
 from dataplane.wire import METHODS, ConnectionEnded, arguments_of, error_frame, receive, send
 from schemas.errors import InputError, StoreError
 
@@ -39,7 +39,7 @@ class HostServer:
         threading.Thread(target=self._accept, name="plane-server", daemon=True).start()
 
     def _listen_unix(self) -> tuple[socket.socket, str]:
-        self._folder = Path(tempfile.mkdtemp(prefix="opd-"))
+        self._folder = own_folder("plane")
         path = self._folder / "plane"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(path))

@@ -16,6 +16,7 @@ from dataplane import DataPlane
 from schemas.columns import TRAIN
 from schemas.config import RunConfig
 from stages.protocols import Sampling
+from stages.routing import get_teacher_routing_metrics
 from workers.admission import Route, admit
 from workers.checkpoints import drop_checkpoints
 from workers.data import Order
@@ -150,7 +151,7 @@ class Controller:
         metrics: dict[str, float] = self.call("trainer", "train_step", step, what=f"step {step}: training")
         self.trained = step
         counts = self.window.counts.of(step, metrics["trained_samples"])
-        return {"step": step, "weight_version": step - 1, **counts, **metrics}
+        return {"step": step, "weight_version": step - 1, **counts, **self._routing(step), **metrics}
 
     def publish(self, version: int) -> None:
         """Write the student's weights and tell the generators; forget versions that nobody may load any more."""
@@ -193,10 +194,32 @@ class Controller:
 
     def _speed(self, tokens: float, wall_s: float, own_s: float) -> dict[str, float]:
         """Seconds of the step, and processor seconds in plane and controller code: here, in the plane's answers to
-        other processes, and in the workers' own calls of the plane."""
-        workers_s = sum(self.executor.submit(role, "take_plane_seconds").result() for role in self.executor.names())
-        spent = {"controller_s": own_s, "answers_s": self.plane.take_served_seconds(), "workers_plane_s": workers_s}
-        return {"wall_s": wall_s, "plane_s": sum(spent.values()), **spent, "tokens_per_s": tokens / wall_s}
+        other processes, and in the workers' own calls of the plane. What each role did since the last step."""
+        work = {role: self.executor.submit(role, "take_work").result() for role in self.executor.names()}
+        spent = {
+            "controller_s": own_s,
+            "answers_s": self.plane.take_served_seconds(),
+            "workers_plane_s": sum(done.plane_s for done in work.values()),
+        }
+        roles = {
+            f"{role}/{name}": value
+            for role, done in work.items()
+            for name, value in (
+                ("batches", done.batches),
+                ("samples", done.samples),
+                ("inference_s", done.stage_s),
+                ("waiting_s", max(0.0, wall_s - done.stage_s)),
+            )
+        }
+        return {"wall_s": wall_s, "plane_s": sum(spent.values()), **spent, "tokens_per_s": tokens / wall_s, **roles}
+
+    def _routing(self, step: int) -> dict[str, float]:
+        """How many teachers the step's samples were routed to."""
+        opd = self.config.on_policy_distillation
+        if not opd.enabled:
+            return {}
+        aliases = self.plane.get(TRAIN, self.plane.members(step), ["teacher"]).values("teacher")
+        return get_teacher_routing_metrics(aliases, opd.teacher_model_by_agent_name)
 
     # -- waiting --------------------------------------------------------------------------------------
 

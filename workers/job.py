@@ -108,7 +108,7 @@ def opened_job(
     config: RunConfig, inputs: Inputs, run_dir: RunDir, executor: Executor, report: Reporter | None = None
 ) -> Iterator[Controller]:
     """The controller of *config*, its store open and its roles hosted."""
-    run_dir.path.mkdir(parents=True, exist_ok=True)
+    run_dir.create()
     with ExitStack() as stack:
         plane = stack.enter_context(
             open_plane(config.store.url or str(run_dir.plane), durability=config.store.durability)

@@ -36,6 +36,15 @@ class Busy(NamedTuple):
     since: float
 
 
+class Work(NamedTuple):
+    """Processor seconds in the store, seconds in the stage, runs of the stage, and their rows."""
+
+    plane_s: float
+    stage_s: float
+    batches: int
+    samples: int
+
+
 @dataclass
 class Worker:
     """Runs *stage* on the rows of *partition* that are ready for its task.
@@ -57,8 +66,11 @@ class Worker:
     name: str = ""
     #: Weights the stage runs with, if it runs a model that changes.
     weight_version: int | None = None
-    #: Processor seconds spent in the store since they were last taken.
+    #: Since they were last taken: processor seconds in the store; seconds in the stage, its runs, and their rows.
     plane_s: float = 0.0
+    stage_s: float = 0.0
+    batches: int = 0
+    samples: int = 0
     busy: Busy | None = None
     #: Called when rows are claimed, before the stage sees them.
     prepare: Callable[[], None] = lambda: None
@@ -81,10 +93,11 @@ class Worker:
         with renewing(claim, self.lease_s):
             return self._work(claim, started)
 
-    def take_plane_seconds(self) -> float:
-        """Processor seconds spent in the store since the last call."""
-        taken, self.plane_s = self.plane_s, 0.0
-        return taken
+    def take_work(self) -> Work:
+        """What was done since the last call."""
+        done = Work(self.plane_s, self.stage_s, self.batches, self.samples)
+        self.plane_s, self.stage_s, self.batches, self.samples = 0.0, 0.0, 0, 0
+        return done
 
     def _work(self, claim: Claim, started: float) -> Output:
         self.prepare()
@@ -111,7 +124,10 @@ class Worker:
                 raise
             output = Output([], {}, dict.fromkeys(batch.sample_ids, f"stage_error: {type(error).__name__}: {error}"))
         finally:
+            self.stage_s += time.monotonic() - self.busy.since
             self.busy = None
+        self.batches += 1
+        self.samples += len(batch)
         committing = time.thread_time()
         lineage = {"worker": self.name, "weight_version": self.weight_version, "versions": _versions()}
         try:

@@ -49,6 +49,8 @@ class Progress:
     def __enter__(self) -> Progress:
         if self.live:
             self.live.start()
+        else:
+            self.console.print("starting workers …", highlight=False)
         return self
 
     def __exit__(
@@ -112,7 +114,9 @@ class Progress:
         if self.validations:
             out.print(_before_after(self.validations[0], self.validations[-1]))
         else:
-            out.print(f"{len(self.steps)} steps trained")
+            out.print(
+                f"{len(self.steps)} steps trained" if self.steps else "complete already: nothing was left to train"
+            )
         run = self.run_dir.path
         out.print(Text("\nTry next:", style="bold"))
         for command in (

@@ -67,6 +67,14 @@ class RunDir:
         if resume and not exists:
             raise InputError(f"{self.path}: no run to resume there (no {self.config.name}); start it without --resume")
 
+    def create(self) -> None:
+        """Make the directory. Raises InputError where that cannot be."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = f"cannot be a run directory ({error.strerror})"
+            raise InputError(f"{self.path}: {reason}; give another --run-dir") from None
+
     def write_metrics(self, steps: Iterable[Step]) -> None:
         """Render ``metrics.jsonl`` anew: one object a trained step."""
         with self.metrics.open("w", encoding="utf-8") as file:

@@ -80,3 +80,19 @@ def test_the_process_tree_killed_at_random_moments_trains_every_prompt_once(reci
     assert process.returncode == 0, said
     assert trained_once(tmp_path / "run")
     assert query(RunDir(tmp_path / "run"), "select max(epoch) >= 1 from events") == [(True,)]
+
+
+def test_a_resumed_run_keeps_its_settings_and_says_what_the_recipe_says_now(recipe, tmp_path):
+    first = start(recipe, tmp_path / "run", "--executor", "inline", "run.seed=3", "grpo.max_num_steps=1")
+    assert first.communicate(timeout=120) and first.returncode == 0
+    again = start(recipe, tmp_path / "run", "--executor", "inline", "grpo.max_num_steps=2", "--resume")
+    _, said = again.communicate(timeout=120)
+    assert again.returncode == 0 and "warning: run.seed: the run keeps 3; add run.seed=0 to change it" in said
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["run"]["seed"] == 3
+
+
+def test_a_place_that_cannot_hold_a_run_is_refused_in_one_line(recipe, tmp_path):
+    (tmp_path / "file").write_text("")
+    process = start(recipe, tmp_path / "file" / "run", "--executor", "inline")
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 2 and "cannot be a run directory" in said.splitlines()[-1]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from schemas.config import RunConfig, load_recipe, warnings
+from schemas.config import RunConfig, describe, load_recipe, warnings
 from schemas.config.recipe import find_recipe
+from workers.rundir import RunDir
 
 if TYPE_CHECKING:
     from workers.executors import Executor
-    from workers.rundir import RunDir
 
 
 class ExecutorName(enum.StrEnum):
@@ -52,7 +52,10 @@ def run(
     output_format: Annotated[Format, typer.Option("--format", help="Of --dry-run.")] = Format.table,
 ) -> None:
     """Run a distillation job."""
+    target = RunDir(run_dir or Path("runs") / find_recipe(recipe).stem)
     config = load_recipe(recipe, overrides or [])
+    if resume and target.config.exists():
+        config = _stored(target, config, overrides or [])
     if dry_run:
         from workers.cli import dry_run as settings
 
@@ -60,11 +63,18 @@ def run(
         return
     for warning in warnings(config):
         typer.echo(f"warning: {warning}", err=True)
-    from workers.rundir import RunDir
-
-    target = RunDir(run_dir or Path("runs") / find_recipe(recipe).stem)
     target.check(resume=resume)
     _run(config, target, executor, resume=resume)
+
+
+def _stored(target: RunDir, recipe: RunConfig, overrides: list[str]) -> RunConfig:
+    """What a resumed run goes on with: the settings it has, and the overrides given now; a warning for the rest."""
+    kept = load_recipe(str(target.config), overrides)
+    now = {setting.key: setting.value for setting in describe(kept)}
+    for key, value in ((setting.key, setting.value) for setting in describe(recipe)):
+        if now.get(key) != value and key != "run.name":
+            typer.echo(f"warning: {key}: the run keeps {now.get(key)!r}; add {key}={value!r} to change it", err=True)
+    return kept
 
 
 def _run(config: RunConfig, target: RunDir, executor: ExecutorName, *, resume: bool) -> None:
@@ -82,7 +92,11 @@ def _run(config: RunConfig, target: RunDir, executor: ExecutorName, *, resume: b
         typer.echo(f"warning: {len(rejected) - 10} more prompts left out", err=True)
     with Progress(config, target, live=config.logger.progress) as report:
         reports = Reports(report, TensorBoard(target.tensorboard)) if config.logger.tensorboard else report
-        run_job(config, inputs, target, _executor(executor, config, target), resume=resume, report=reports)
+        try:
+            run_job(config, inputs, target, _executor(executor, config, target), resume=resume, report=reports)
+        except KeyboardInterrupt:
+            typer.echo("the same command with --resume goes on from here", err=True)
+            raise
 
 
 def _executor(name: ExecutorName, config: RunConfig, target: RunDir) -> Executor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dataplane import DataPlane
+from dataplane.scratch import own_folder
 from schemas.errors import DeadlinePassed, InputError, JobFailed, OpdError
 from workers.executors import Meanwhile, RoleLost, RoleSpec
 from workers.executors.host import HostSettings, RoleHost, Status
@@ -50,6 +50,7 @@ class RayExecutor:
         self._lost: dict[str, int] = {}
         self._looked = 0.0
         self._folder: Path | None = None
+        self._started = False
 
     # -- life -----------------------------------------------------------------------------------------
 
@@ -60,8 +61,9 @@ class RayExecutor:
         if self.address:
             ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
         else:
-            self._folder = Path(tempfile.mkdtemp(prefix="opd-ray-"))
+            self._folder = own_folder("ray")
             _start_local(max(os.cpu_count() or 1, sum(spec.cpus for spec in roles.values())), self._folder)
+        self._started = True
         _refuse_impossible(ray.cluster_resources(), roles)
         for name in roles:
             self._spawn(name)
@@ -93,14 +95,15 @@ class RayExecutor:
 
     def stop(self) -> None:
         """End every actor, and Ray if it is ours. Whatever its teardown says changes no result."""
-        import ray
+        if self._started:  # else it may be only half imported
+            import ray
 
-        for actor in self._actors.values():
+            for actor in self._actors.values():
+                with suppress(ray.exceptions.RayError):
+                    ray.kill(actor)
+            self._actors.clear()
             with suppress(ray.exceptions.RayError):
-                ray.kill(actor)
-        self._actors.clear()
-        with suppress(ray.exceptions.RayError):
-            ray.shutdown()
+                ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

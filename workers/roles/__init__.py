@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workers.loop import Busy, Worker
+from workers.loop import Busy, Work, Worker
 
 
 class Role:
@@ -34,6 +34,7 @@ class Role:
         """What one of its workers is doing, if any is."""
         return next((worker.busy for worker in (*self.workers, *self.called) if worker.busy), None)
 
-    def take_plane_seconds(self) -> float:
-        """Processor seconds that the role's workers spent in the store since the last call."""
-        return sum(worker.take_plane_seconds() for worker in (*self.workers, *self.called))
+    def take_work(self) -> Work:
+        """What its workers did since the last call, together."""
+        done = [worker.take_work() for worker in (*self.workers, *self.called)]
+        return Work(*(sum(part) for part in zip(*done, strict=True)))
