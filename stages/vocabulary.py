@@ -40,8 +40,8 @@ def assert_plain_lm_head(model_config: Mapping[str, Any], name: str) -> None:
         value = model_config.get(key)
         if value not in neutral:
             raise InputError(
-                f"model {name!r}: its logits are not its LM head's product ({key} is {value}), so hidden states "
-                "cannot stand for them; use on_policy_distillation.full.teacher_payload logits"
+                f"model {name!r}: its logits are not its LM head's product ({key} is {value}), which is how they are "
+                "computed here, a chunk at a time; use another model"
             )
 
 

@@ -17,6 +17,7 @@ from schemas.errors import InputError
 from tests.workers.runs import run, small_config
 from workers.cli.app import main
 from workers.replay import replay
+from workers.replay.session import _as_texts
 
 ALPHA = "on_policy_distillation.proximal_teacher_alpha"
 
@@ -252,3 +253,9 @@ def test_packages_that_changed_since_the_run_are_named(altered: Path, capsys) ->
     code, out, _ = opd(capsys, "replay", str(altered), "--step", "2", "--stage", "baseline")
     assert code == 0 and f"since the run, torch changed from 1.0.0 to {now}" in out
     assert "gone-since changed from 3.1 to absent" in out and "numpy" not in out
+
+
+def test_a_setting_that_no_stage_reads_is_refused():
+    with pytest.raises(InputError, match="policy.model=x: no stage of a replay would read it; expected a key of"):
+        _as_texts("policy.model=x")
+    assert _as_texts({"loss_fn.token_level_loss": False}) == ["loss_fn.token_level_loss=false"]

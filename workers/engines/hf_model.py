@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from schemas.errors import InputError
 from stages.losses.projection import CHUNK_NUMBERS
-from stages.vocabulary import LOGIT_CHANGES
+from stages.vocabulary import assert_plain_lm_head
 
 #: A transformers model with ``base_model``, ``lm_head`` and ``config``; transformers comes without types.
 CausalLM = Any
@@ -34,18 +34,8 @@ def load_model(path: str | Path, dtype: str = "float32") -> CausalLM:
         )
     except (OSError, ValueError) as error:
         raise InputError(f"checkpoint {str(path)!r}: cannot be loaded ({error})") from error
-    _refuse_rescaled_logits(model, path)
+    assert_plain_lm_head(model.config.to_dict(), str(path))
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-
-
-def _refuse_rescaled_logits(model: CausalLM, path: str | Path) -> None:
-    """The engines compute logits as ``lm_head(h)``; models that do more to them would be scored wrongly."""
-    for name, neutral in LOGIT_CHANGES.items():
-        value = getattr(model.config, name, neutral[0])
-        if value not in neutral:
-            raise InputError(
-                f"checkpoint {str(path)!r}: its logits are not lm_head(h) ({name}={value}); use another model"
-            )
 
 
 def max_positions(model: CausalLM) -> int:

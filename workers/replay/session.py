@@ -23,6 +23,8 @@ from workers.replay.source import StoredRun, open_run
 from workers.replay.stages import OF_A_WHOLE_STEP, OF_ANY_ROWS, STAGES, Builder
 
 #: Overrides as ``{"a.b": value}`` or ``["a.b=value"]``.
+#: Sections of a recipe that a counterfactual may change.
+ASKABLE = ("on_policy_distillation", "grpo", "loss_fn", "failures")
 Overrides = Mapping[str, Any] | Sequence[str]
 
 
@@ -201,8 +203,13 @@ def _with(stored: Batch, output: Output) -> Batch:
 def _as_texts(overrides: Overrides) -> list[str]:
     """``KEY=VALUE`` texts; JSON is YAML."""
     if isinstance(overrides, Mapping):
-        return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
-    return [overrides] if isinstance(overrides, str) else list(overrides)
+        texts = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    else:
+        texts = [overrides] if isinstance(overrides, str) else list(overrides)
+    for text in texts:
+        if text.partition(".")[0] not in ASKABLE:
+            raise InputError(f"{text}: no stage of a replay would read it; expected a key of {', '.join(ASKABLE)}")
+    return texts
 
 
 @contextmanager
