@@ -50,6 +50,7 @@ class ClaimHost(CatalogReader):
         self._claims = count(1)
         self._changed = threading.Condition(self._guard)
         self._snapshot_bytes = 0
+        self._folded = True  # false for good when an interrupt fell between journal and catalog
         try:
             self.refresh()
             self._journal.cut_tail()
@@ -63,7 +64,7 @@ class ClaimHost(CatalogReader):
     def close(self) -> None:
         """End well: what the journal says is all there is."""
         with self._guard:
-            if self._journal.position - self._journal.snapshot_at > CLOSE_BYTES:
+            if self._folded and self._journal.position - self._journal.snapshot_at > CLOSE_BYTES:
                 self._snapshot()
             self.storage.closed(self._journal.position)
 
@@ -196,9 +197,11 @@ class ClaimHost(CatalogReader):
 
     def _write(self, record: AnyRecord) -> None:
         """Journal first, then the catalog, then the files that nothing needs any more."""
+        self._folded = False
         self._journal.append(record)
         self._changed.notify_all()
         self._applied(self._catalog.apply(record))
+        self._folded = True
         self._drop_gone()
         if self._journal.position - self._journal.snapshot_at > max(SNAPSHOT_BYTES, self._snapshot_bytes):
             self._snapshot()

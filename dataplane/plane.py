@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from dataplane.retention import Retained, retain
 from schemas import records
 from schemas.arrays import ColumnData, clean_text, to_arrow
 from schemas.columns import HEAVY, TRAIN, schema_of
-from schemas.errors import InputError, StoreError, did_you_mean
+from schemas.errors import InputError, LeaseLost, StoreError, did_you_mean
 from schemas.records import Block, ClaimRequest, CommitRequest, PutRequest
 
 #: Tasks that a run repeats when it goes back to a checkpoint.
@@ -177,11 +178,8 @@ class DataPlane(PlaneReader):
         if not writer.check_put(partition, ids, list(arrays), put_id, replace) or not ids:
             return
         block = self._write(partition, ids, arrays)
-        written = False
-        try:
-            written = writer.put(PutRequest(partition, ids, block, put_id, replace, made))
-        finally:
-            if not written:
+        with self._unless_refused(block):
+            if not writer.put(PutRequest(partition, ids, block, put_id, replace, made)):
                 self.storage.delete([block.id])
 
     def _commit(
@@ -196,13 +194,19 @@ class DataPlane(PlaneReader):
         arrays = _typed(self._schema(claim.partition), claim.partition, ids, columns)
         writer.check_commit(claim.id, ids, failed, list(arrays))
         block = self._write(claim.partition, ids, arrays) if arrays and ids else None
-        written = False
-        try:
+        with self._unless_refused(block):
             writer.commit(CommitRequest(claim.id, ids, failed, block, made))
-            written = True
-        finally:
-            if block is not None and not written:
+
+    @contextmanager
+    def _unless_refused(self, block: Block | None) -> Iterator[None]:
+        """Delete a written block that the host refused. After any other interruption it may be in the journal, and
+        stays: the next writer sweeps it if it is not."""
+        try:
+            yield
+        except (InputError, LeaseLost):
+            if block is not None:
                 self.storage.delete([block.id])
+            raise
 
     def _write(self, partition: str, ids: list[str], arrays: dict[str, pa.Array]) -> Block:
         return write(self.storage, self._schema(partition), arrays, ids)

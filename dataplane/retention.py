@@ -67,13 +67,11 @@ def merge_rows(plane: DataPlane, partition: str, ids: Sequence[str], without: Co
     table = fetch(plane._reader, lambda: found, lambda: None, "shared")
     columns = {name: _one(table.column(name)) for name in names}
     block = write(plane.storage, schema, columns, ids)
-    done = False
-    try:
-        done = plane._writer.merge(MergeRequest(partition, list(ids), block, found))
-        return done
-    finally:
-        if not done:
-            plane.storage.delete([block.id])
+    with plane._unless_refused(block):
+        if plane._writer.merge(MergeRequest(partition, list(ids), block, found)):
+            return True
+        plane.storage.delete([block.id])
+    return False
 
 
 def _any(blocks: bytes) -> bool:

@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from dataplane import DataPlane, open_plane
@@ -237,3 +238,23 @@ def test_opening_again_and_again_leaves_no_files_or_descriptors(tmp_path: Path) 
             plane.clear("train", ["a"])
         counts.append((len(list((tmp_path / "plane").rglob("*"))), len(os.listdir("/proc/self/fd"))))
     assert counts[1:] == counts[1:2] * 5
+
+
+@pytest.mark.parametrize("verb", ["put", "commit"])
+def test_an_interrupt_just_after_the_journal_took_the_record_leaves_its_block(tmp_path, monkeypatch, verb):
+    with open_plane(tmp_path) as plane:
+        plane.create_partition("p", {"x": pa.int32(), "y": pa.int32()})
+        plane.declare_task("p", "t", ["x"], ["y"])
+        plane.put("p", ["a"], {"x": [1]})
+        claim, inner = plane.claim("p", "t"), getattr(plane._host, verb)
+
+        def interrupted(request):
+            inner(request)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(plane._host, verb, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            plane.put("p", ["b"], {"x": [2]}) if verb == "put" else claim.commit({"y": [3]})
+    with open_plane(tmp_path) as plane:
+        rows = ("b", "x", 2) if verb == "put" else ("a", "y", 3)
+        assert plane.get("p", [rows[0]], [rows[1]]).values(rows[1]) == [rows[2]]

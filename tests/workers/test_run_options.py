@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,7 +47,7 @@ def quarantines_one(roles):
         scored[0] = scored[0] * math.nan
         return scored
 
-    stage.engine.logprobs = broken
+    stage.engine = SimpleNamespace(logprobs=broken)  # the stage's view of it: weights are published as they are
 
 
 def test_a_row_lost_after_the_seal_is_masked_when_the_recipe_lets_the_step_shrink(checkpoints, prompt_file, tmp_path):
