@@ -140,10 +140,21 @@ class Update:
 
 
 class TrainEngine(TopKScorer, Protocol):
-    """The student being trained."""
+    """The student being trained, in one process or in several *replicas* that share the rows of a batch.
+
+    Every process asks its engine the same. Each replica runs the loss of its own rows; scores are everybody's.
+    """
+
+    def micro_batches(self, lengths: Sequence[int]) -> list[list[int]]:
+        """The rows of this replica by index, a list for each micro-batch, in order. Known from the lengths alone."""
+        ...
+
+    def gather(self, message: bytes) -> list[bytes]:
+        """What the processes that ran the loss have to say, one for each replica, in every process."""
+        ...
 
     def forward_backward(self, batch: Batch, loss: MicroBatchLoss, temperature: float) -> float:
-        """Accumulate gradients over micro-batches; the sum of their losses."""
+        """Accumulate gradients over the micro-batches of *batch*, this replica's rows; the sum of their losses."""
         ...
 
     def forward_backward_states(self, batch: Batch, loss: StatesLoss) -> float:
@@ -151,7 +162,7 @@ class TrainEngine(TopKScorer, Protocol):
         ...
 
     def update(self) -> Update:
-        """One optimizer step on the accumulated gradients, which are then cleared."""
+        """One optimizer step on the gradients of all replicas, summed, which are then cleared."""
         ...
 
     def take_gradient(self) -> torch.Tensor:

@@ -9,8 +9,7 @@ import torch
 from schemas.batch import Batch
 from stages.base import Output
 from stages.losses.counts import Counts
-from stages.losses.metrics import combine_metrics
-from stages.objectives import Objective
+from stages.objectives import Judged, Objective, judge
 from stages.protocols import TrainEngine
 
 
@@ -33,15 +32,15 @@ class Train:
 
     def __call__(self, batch: Batch) -> Output:
         counts = Counts.of(batch.padded("token_mask"), batch.tensor("sample_mask"))
-        results = self.objective(self.engine, batch, counts) if counts.num_tokens else []
-        update = self.engine.update() if counts.num_tokens else None
-        losses = torch.cat([result.row_losses_B.cpu() for result in results]) if results else torch.zeros(len(batch))
+        judged, update = Judged(torch.zeros(len(batch)), {}), None
+        if counts.num_tokens:
+            judged, update = judge(self.objective, self.engine, batch, counts), self.engine.update()
         return Output(
             batch.sample_ids,
-            {"loss": losses},
+            {"loss": judged.losses_B},
             metrics={
                 "loss": 0.0,
-                **combine_metrics(result.metrics for result in results),
+                **judged.metrics,
                 "trained_tokens": counts.num_tokens,
                 "trained_samples": counts.num_samples,
                 "grad_norm": update.grad_norm if update else 0.0,

@@ -23,7 +23,8 @@ from torch import Tensor
 from schemas.batch import Batch
 from schemas.config import RunConfig, get_opd_full_config, get_topk_loss_config
 from stages.losses.counts import Counts
-from workers.engines.hf_trainer import HFTrainer
+from stages.objectives import judge
+from workers.engines import Trainer
 from workers.judged_rows import JudgedRows, objective_against_itself
 
 #: Nats by which rounding alone moves a log-prob, by type of the weights.
@@ -51,7 +52,7 @@ class Check:
         return self.value >= self.bound if self.at_least else self.value <= self.bound
 
 
-def check_scores(engine: HFTrainer, config: RunConfig, rows: Batch) -> Iterator[Check]:
+def check_scores(engine: Trainer, config: RunConfig, rows: Batch) -> Iterator[Check]:
     """Log-probs of *rows*, which the engine's own weights sampled."""
     sequences, masks = rows.values("input_ids"), rows.values("token_mask")
     temperature, tolerance = config.generator.sampling.temperature, SCORE_TOLERANCE[config.policy.dtype]
@@ -77,13 +78,13 @@ def check_scores(engine: HFTrainer, config: RunConfig, rows: Batch) -> Iterator[
     )
 
 
-def check_gradients(engine: HFTrainer, config: RunConfig, rows: Batch, vocabulary: int) -> Iterator[Check]:
+def check_gradients(engine: Trainer, config: RunConfig, rows: Batch, vocabulary: int) -> Iterator[Check]:
     """Loss and gradient of *rows* under the recipe's objective. The engine's gradients are clear afterwards."""
     judged, objective = JudgedRows(engine, config, rows), objective_against_itself(engine, config, vocabulary)
 
     def run(batch: Batch) -> tuple[float, Tensor]:
-        results = objective(engine, batch, _counts(batch))
-        return sum(float(result.loss.detach()) for result in results), engine.take_gradient()
+        judged = judge(objective, engine, batch, _counts(batch))
+        return float(judged.losses_B.double().sum()), engine.take_gradient()
 
     other = judged(bent=True)
     _, gradient = run(other)
@@ -91,7 +92,7 @@ def check_gradients(engine: HFTrainer, config: RunConfig, rows: Batch, vocabular
     loss, rest = run(equal)
     yield from _nothing_to_learn(config, equal, loss, float(rest.norm() / gradient.norm().clamp(min=1e-30)))
     for row in range(len(other)):
-        objective(engine, other.take([row]), _counts(other))
+        judge(objective, engine, other.take([row]), _counts(other))
     yield Check(
         "micro_batches",
         float((engine.take_gradient() - gradient).norm() / gradient.norm().clamp(min=1e-30)),

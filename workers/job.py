@@ -130,7 +130,12 @@ def roles(config: RunConfig, run_dir: RunDir, checkpoints: Sequence[str]) -> dic
     replicas = config.generator.replicas
     names = ["generator"] if replicas == 1 else [f"generator:{index}" for index in range(replicas)]
     generators = {
-        name: RoleSpec(partial(GeneratorRole, config=config, name=name), gpus=config.generator.gpus) for name in names
+        name: RoleSpec(
+            partial(GeneratorRole, config=config, name=name),
+            gpus=config.generator.gpus,
+            python=config.generator.python,
+        )
+        for name in names
     }
     teachers = {
         f"teacher:{teacher.alias}": RoleSpec(
@@ -139,7 +144,8 @@ def roles(config: RunConfig, run_dir: RunDir, checkpoints: Sequence[str]) -> dic
         for teacher in teacher_configs(config.on_policy_distillation)
     }
     build = partial(TrainerRole, config=config, run_dir=run_dir, checkpoints=checkpoints)
-    return {**generators, **teachers, "trainer": RoleSpec(build, gpus=config.trainer.gpus, stateful=True)}
+    trainer = RoleSpec(build, gpus=config.trainer.gpus, stateful=True, ranks=config.trainer.ranks)
+    return {**generators, **teachers, "trainer": trainer}
 
 
 def _controller(

@@ -18,7 +18,7 @@ from stages.objectives import Objective, objective_of
 from stages.payload import shipment_of
 from stages.protocols import Scores
 from stages.top_columns import ids_column, logprobs_column
-from workers.engines.hf_trainer import HFTrainer
+from workers.engines import Trainer
 
 #: Columns that a loss reads and whose masked entries are filler.
 _FILLED = ("generation_logprobs", "student_logprobs", "advantages")
@@ -27,7 +27,7 @@ _FILLED = ("generation_logprobs", "student_logprobs", "advantages")
 class JudgedRows:
     """Makes the columns of a sealed step that the loss reads. A bent teacher likes every other token less."""
 
-    def __init__(self, engine: HFTrainer, config: RunConfig, rows: Batch) -> None:
+    def __init__(self, engine: Trainer, config: RunConfig, rows: Batch) -> None:
         self.engine = engine
         self.config = plain(config)
         self.rows = rows
@@ -85,7 +85,7 @@ def _bent(values: Tensor, bent: bool) -> Tensor:
     return values - 0.5 * (torch.arange(values.shape[-1]) % 2).to(values.dtype) if bent else values
 
 
-def objective_against_itself(engine: HFTrainer, config: RunConfig, vocabulary: int) -> Objective:
+def objective_against_itself(engine: Trainer, config: RunConfig, vocabulary: int) -> Objective:
     """The recipe's objective, with the student's own LM head in the teacher's place."""
     head = engine.lm_head()
     return objective_of(

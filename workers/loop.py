@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from dataplane import Claim, DataPlane
@@ -19,6 +20,7 @@ from schemas.config.resolved import versions
 from schemas.errors import CorruptData, LeaseLost
 from stages.base import Output, Stage
 from workers.leases import renewing
+from workers.ranks import ALONE, Ranks
 
 _versions = cache(versions)
 
@@ -52,7 +54,8 @@ class Worker:
     ``limit`` rows at once at most, narrowed by ``where``. With ``rows_may_fail``, what the stage raises is
     recorded on the rows it was given and the worker goes on; else it is the job's failure. With ``isolate``, rows
     that were claimed before are run a few at a time, then alone, so that a row that kills or hangs its process
-    is found out and takes no other with it.
+    is found out and takes no other with it. Of several *ranks* the leader claims and commits; the others run the
+    stage on the same rows.
     """
 
     plane: DataPlane
@@ -64,6 +67,7 @@ class Worker:
     rows_may_fail: bool = True
     isolate: bool = False
     name: str = ""
+    ranks: Ranks = ALONE
     #: Weights the stage runs with, if it runs a model that changes.
     weight_version: int | None = None
     #: Since they were last taken: processor seconds in the store; seconds in the stage, its runs, and their rows.
@@ -77,6 +81,31 @@ class Worker:
 
     def run_once(self, step: int | None = None) -> Output | None:
         """One turn; None when nothing is ready."""
+        if not self.ranks.leader:
+            return self._follow()
+        try:
+            return self._lead(step)
+        finally:
+            self._share([])
+
+    def _follow(self) -> Output | None:
+        """Run the stage on whatever rows the leader runs it on; the last of its outputs."""
+        output = None
+        while rows := msgspec.msgpack.decode(self.ranks.share(), type=list[str]):
+            batch = self.plane.get(self.partition, rows, self.stage.reads)
+            try:
+                output = aligned(self.stage(batch), batch)
+            except Exception:
+                if not self.rows_may_fail:
+                    raise  # with rows_may_fail the leader, who raised the same, records it
+        return output
+
+    def _share(self, rows: Sequence[str]) -> None:
+        """Tell the other ranks which rows come next, none being the end."""
+        if self.ranks.size > 1:
+            self.ranks.share(msgspec.msgpack.encode(list(rows)))
+
+    def _lead(self, step: int | None) -> Output | None:
         started = time.thread_time()
         claim = self.plane.claim(
             self.partition,
@@ -116,6 +145,7 @@ class Worker:
     def _run(self, claim: Claim, batch: Batch) -> Output:
         """The stage on *batch*, some or all of the claim's rows, and its commit."""
         self.busy = Busy(self.stage.task, self.partition, batch.sample_ids, time.monotonic())
+        self._share(batch.sample_ids)
         try:
             output = aligned(self.stage(batch), batch)
         except Exception as error:  # with rows_may_fail the error is data on the rows

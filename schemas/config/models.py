@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field
@@ -18,6 +19,11 @@ class PolicyConfig(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="type of the weights")
     logprob_batch_size: int = Field(64, ge=1, description="rows scored at once")
     train_micro_batch_size: int = Field(64, ge=1, description="rows of one forward-backward; changes no result")
+    micro_batch_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="tokens, padding included, of one forward pass at most, rows sorted by length; null = rows alone count",
+    )
 
 
 class SamplingConfig(Section):
@@ -32,7 +38,10 @@ class SamplingConfig(Section):
 class GeneratorConfig(Section):
     """What samples from the student."""
 
-    engine: Literal["hf"] = Field("hf", description="what generates")
+    engine: Literal["hf", "vllm"] = Field("hf", description="what generates")
+    python: str | None = Field(
+        None, description="interpreter that the generators run in, for an engine in an environment of its own"
+    )
     replicas: int = Field(1, ge=1, description="generators side by side")
     gpus: float = Field(0, ge=0, description="GPUs of a generator")
     batch_size: int = Field(256, ge=1, description="prompts that one generator takes at once")
@@ -63,10 +72,28 @@ class SchedulerConfig(Section):
 class TrainerConfig(Section):
     """What trains the student."""
 
-    engine: Literal["hf"] = Field("hf", description="what trains")
-    gpus: float = Field(0, ge=0, description="GPUs of the trainer")
+    engine: Literal["hf", "megatron"] = Field("hf", description="what trains")
+    gpus: float = Field(0, ge=0, description="GPUs of each rank")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="the optimizer")
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig, description="the learning rate over the run")
+    data_parallel_size: int = Field(1, ge=1, description="replicas of the model, each on a share of the rows")
     tensor_model_parallel_size: int = Field(1, ge=1, description="ranks that share each layer")
     pipeline_model_parallel_size: int = Field(1, ge=1, description="ranks that share the stack of layers")
     context_parallel_size: int = Field(1, ge=1, description="ranks that share a sequence")
+    gradient_checkpointing: bool = Field(
+        False, description="compute activations again in the backward pass: less memory, more time"
+    )
+
+    @property
+    def model_parallel_sizes(self) -> dict[str, int]:
+        """Over how many ranks one replica of the model is spread, and along what."""
+        return {
+            "tensor_model_parallel_size": self.tensor_model_parallel_size,
+            "pipeline_model_parallel_size": self.pipeline_model_parallel_size,
+            "context_parallel_size": self.context_parallel_size,
+        }
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the trainer."""
+        return self.data_parallel_size * math.prod(self.model_parallel_sizes.values())

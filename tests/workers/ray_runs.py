@@ -11,10 +11,11 @@ from typing import Any
 
 from dataplane import DataPlane
 from schemas.config import RunConfig
-from workers.executors import RoleSpec
+from workers.executors import BuildRole, RoleSpec
 from workers.executors.host import HostSettings
 from workers.executors.ray import RayExecutor
 from workers.job import read_inputs, run_job
+from workers.ranks import Ranks
 from workers.roles import Role
 from workers.rundir import RunDir
 
@@ -43,8 +44,8 @@ class Sabotaged(RayExecutor):
         super().start(plane, broken)
 
 
-def build_broken(build: Callable[[DataPlane], Role], break_role: Break, plane: DataPlane) -> Role:
-    role = build(plane)
+def build_broken(build: BuildRole, break_role: Break, plane: DataPlane, *, ranks: Ranks) -> Role:
+    role = build(plane, ranks=ranks)
     break_role(role)
     return role
 

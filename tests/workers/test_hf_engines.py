@@ -130,7 +130,7 @@ def test_saved_and_restored_trainers_take_the_same_next_step(checkpoints, tmp_pa
     first, counts = trainer(checkpoints / "student"), Counts(6, 3)
     first.forward_backward(batch(), nll(counts), 1.0)
     first.update()
-    first.save(tmp_path)
+    first.snapshot()(tmp_path)
     second = trainer(checkpoints / "rev")
     second.restore(tmp_path)
     for engine in (first, second):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 from stages.protocols import Completion, Sampling
 from workers.engines.hf_model import CausalLM, load_model, max_positions, real_logits
+from workers.engines.hf_scorer import HFScorer
 from workers.engines.noise import stream_keys, uniform
 
 
@@ -46,10 +47,14 @@ class HFGenerator:
     def load(cls, path: str | Path, stop_ids: Sequence[int], **options: int) -> HFGenerator:
         return cls(load_model(path), stop_ids, **options)
 
-    def load_weights(self, tensors: dict[str, torch.Tensor], version: int) -> None:
+    def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """Sample from these weights from now on."""
         self.model.load_state_dict(tensors, strict=False)
         self.version = version
+
+    def scorer(self) -> HFScorer:
+        """Scores under the weights that sample."""
+        return HFScorer(self.model, vocabulary_size=self.vocabulary_size)
 
     @torch.no_grad()
     def generate(

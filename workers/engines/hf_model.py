@@ -38,6 +38,22 @@ def load_model(path: str | Path, dtype: str = "float32") -> CausalLM:
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
+def recompute_activations(model: CausalLM) -> None:
+    """Keep no activation of a layer but its input; the backward pass computes the others again.
+
+    transformers does so only in training mode, in which it would also drop out: that is switched off.
+    """
+    # transformers is renaming this method; older versions know only the second name
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+
+
 def max_positions(model: CausalLM) -> int:
     """Longest sequence the model was made for."""
     return int(model.config.max_position_embeddings)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from stages.losses.full_vocabulary import shift_states
 from stages.losses.projection import blocks, project
 from stages.protocols import Ask, Masks, Scores
 from stages.topk import TopK, top_k
+from workers.engines.batching import MicroBatch
 from workers.engines.hf_model import (
     CausalLM,
     load_model,
@@ -21,63 +23,103 @@ from workers.engines.hf_model import (
     states_of,
     token_logprobs,
 )
+from workers.engines.spreading import Named, spread
+from workers.ranks import ALONE, Ranks
 
 
 class HFScorer:
-    """A PayloadScorer over a Hugging Face model; ``batch_size`` consecutive sequences share one forward pass.
+    """A PayloadScorer over a Hugging Face model, one copy of which each of its *ranks* has.
 
-    Ids from *vocabulary_size* on are padding of the LM head: outside every softmax, in no result.
+    At most ``batch_size`` sequences and ``batch_tokens`` tokens share a forward pass. Ids from *vocabulary_size* on
+    are padding of the LM head: outside every softmax, in no result.
     """
 
-    def __init__(self, model: CausalLM, *, batch_size: int = 256, vocabulary_size: int | None = None) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        *,
+        batch_size: int = 256,
+        batch_tokens: int | None = None,
+        vocabulary_size: int | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self.model = model
         self.batch_size = batch_size
+        self.batch_tokens = batch_tokens
+        self.ranks = ranks
         self.max_length = max_positions(model)
         self.vocabulary_size = min(vocabulary_size or len(model.lm_head.weight), len(model.lm_head.weight))
 
     @classmethod
-    def load(cls, path: str | Path, dtype: str = "float32", **options: int) -> HFScorer:
+    def load(cls, path: str | Path, dtype: str = "float32", **options: Any) -> HFScorer:
         """A frozen teacher: no parameter takes a gradient."""
         return cls(load_model(path, dtype).requires_grad_(False), **options)
 
-    @torch.no_grad()
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        device: torch.device = self.model.device
+        return device
+
     def logprobs(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[torch.Tensor]:
-        out: list[torch.Tensor] = []
-        for part in self._parts(len(sequences)):
-            ids, mask = pad_right(sequences[part], self.model.device)
+        def run(some: list[Sequence[int]], part: MicroBatch) -> list[Named]:
+            ids, mask = pad_right(some, self.model.device)
             scored = token_logprobs(self.model, ids, mask, temperature, self.vocabulary_size).cpu()
-            out += _rows(scored, sequences[part])
-        return out
+            return [{"logprobs": row} for row in _rows(scored, some)]
 
-    @torch.no_grad()
+        return [named["logprobs"] for named in self._spread(sequences, run)]
+
     def logits(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        out: list[torch.Tensor] = []
-        for part in self._parts(len(sequences)):
-            ids, mask = pad_right(sequences[part], self.model.device)
+        def run(some: list[Sequence[int]], part: MicroBatch) -> list[Named]:
+            ids, mask = pad_right(some, self.model.device)
             logits = self.model(input_ids=ids, attention_mask=mask.long()).logits
-            out += _rows(shift_states(real_logits(logits, self.vocabulary_size).float().cpu()), sequences[part])
-        return out
+            shifted = shift_states(real_logits(logits, self.vocabulary_size).float().cpu())
+            return [{"logits": row} for row in _rows(shifted, some)]
 
-    @torch.no_grad()
+        return [named["logits"] for named in self._spread(sequences, run)]
+
     def top_k(self, sequences: Sequence[Sequence[int]], masks: Masks, k: int, temperature: float) -> list[TopK]:
-        out: list[TopK] = []
-        for part in self._parts(len(sequences)):
-            ids, mask = pad_right(sequences[part], self.model.device)
-            out += self._top_k(shift_states(states_of(self.model, ids, mask)), masks[part], k, temperature)
-        return out
+        def run(some: list[Sequence[int]], part: MicroBatch) -> list[Named]:
+            states = shift_states(states_of(self.model, *pad_right(some, self.model.device)))
+            return [top._asdict() for top in self._top_k(states, [masks[row] for row in part], k, temperature)]
 
-    @torch.no_grad()
+        return [TopK(**named) for named in self._spread(sequences, run)]
+
     def score(self, sequences: Sequence[Sequence[int]], masks: Masks, temperature: float, ask: Ask) -> list[Scores]:
-        out: list[Scores] = []
-        for part in self._parts(len(sequences)):
-            ids, mask = pad_right(sequences[part], self.model.device)
+        def run(some: list[Sequence[int]], part: MicroBatch) -> list[Named]:
+            ids, mask = pad_right(some, self.model.device)
             states = states_of(self.model, ids, mask)
             logprobs = logprobs_of(self.model, states, ids, temperature, self.vocabulary_size).cpu()
+            found = [{"token_logprobs": row} for row in _rows(logprobs, some)]
             states = shift_states(states)
-            payload = [None] * len(ids) if ask.payload is None else _rows(self._payload(states, ask), sequences[part])
-            tops = [None] * len(ids) if ask.top_k is None else self._top_k(states, masks[part], ask.top_k, temperature)
-            out += map(Scores, _rows(logprobs, sequences[part]), payload, tops)
-        return out
+            if ask.payload is not None:
+                for named, row in zip(found, _rows(self._payload(states, ask), some), strict=True):
+                    named["payload"] = row
+            if ask.top_k is not None:
+                tops = self._top_k(states, [masks[row] for row in part], ask.top_k, temperature)
+                for named, top in zip(found, tops, strict=True):
+                    named.update(top._asdict())
+            return found
+
+        return [
+            Scores(
+                named.pop("token_logprobs"), named.pop("payload", None), None if ask.top_k is None else TopK(**named)
+            )
+            for named in self._spread(sequences, run)
+        ]
+
+    @torch.no_grad()
+    def _spread(
+        self, sequences: Sequence[Sequence[int]], run: Callable[[list[Sequence[int]], MicroBatch], list[Named]]
+    ) -> list[Named]:
+        """What *run* makes of (sequences of one forward pass, their rows), for every sequence."""
+        return spread(
+            list(map(len, sequences)),
+            lambda part: run([sequences[row] for row in part], part),
+            self.ranks,
+            rows=self.batch_size,
+            tokens=self.batch_tokens,
+        )
 
     def lm_head(self) -> torch.Tensor:
         """The LM head's weights, padding included; [V, H], without a gradient."""
@@ -87,8 +129,8 @@ class HFScorer:
     @torch.no_grad()
     def head_error(self, sequences: Sequence[Sequence[int]]) -> float:
         worst = 0.0
-        for part in self._parts(len(sequences)):
-            ids, mask = pad_right(sequences[part], self.model.device)
+        for start in range(0, len(sequences), self.batch_size):
+            ids, mask = pad_right(sequences[start : start + self.batch_size], self.model.device)
             logits = self.model(input_ids=ids, attention_mask=mask.long()).logits[mask].float()
             product = project(states_of(self.model, ids, mask)[mask], self.model.lm_head.weight)
             worst = max(worst, float((logits - product).abs().max() / logits.abs().max()))
@@ -108,9 +150,6 @@ class HFScorer:
         if not parts:
             return [TopK(torch.zeros(0, k).int(), torch.zeros(0, k), torch.zeros(0)) for _ in picked]
         return [TopK(*row) for row in zip(*columns, strict=True)]
-
-    def _parts(self, count: int) -> Iterator[slice]:
-        return (slice(start, start + self.batch_size) for start in range(0, count, self.batch_size))
 
 
 def _rows(padded: torch.Tensor, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:

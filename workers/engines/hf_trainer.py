@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import distributed as dist
 
 from schemas.batch import Batch
 from schemas.errors import CorruptData
 from stages.losses.full_vocabulary import shift_states
 from stages.protocols import MicroBatchLoss, StatesLoss, Update
-from workers.engines.hf_model import CausalLM, load_model, states_of, token_logprobs
+from workers.engines.batching import plan
+from workers.engines.hf_model import CausalLM, load_model, recompute_activations, states_of, token_logprobs
 from workers.engines.hf_scorer import HFScorer
+from workers.ranks import ALONE, Ranks
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 
 
 class HFTrainer(HFScorer):
-    """A TrainEngine over a Hugging Face model with AdamW and a warm-up schedule.
+    """A TrainEngine over a Hugging Face model with AdamW and a warm-up schedule; each of its ranks is a replica.
 
-    One update per global batch: gradients of every micro-batch are summed, clipped and applied once.
+    One update per global batch: gradients of every micro-batch and rank are summed, clipped and applied once, by
+    every rank alike.
     """
 
     def __init__(
@@ -35,14 +39,21 @@ class HFTrainer(HFScorer):
         clip_grad_norm: float,
         batch_size: int,
         micro_batch_size: int,
-        vocabulary_size: int | None = None,
+        **scoring: Any,
     ) -> None:
-        super().__init__(model, batch_size=batch_size, vocabulary_size=vocabulary_size)
+        super().__init__(model, batch_size=batch_size, **scoring)
         self.optimizer = optimizer
         self.schedule = schedule
         self.clip_grad_norm = clip_grad_norm
         self.micro_batch_size = micro_batch_size
         self.updates = 0
+
+    def micro_batches(self, lengths: Sequence[int]) -> list[list[int]]:
+        shares = plan(lengths, self.ranks.size, rows=self.micro_batch_size, tokens=self.batch_tokens)
+        return shares[self.ranks.rank]
+
+    def gather(self, message: bytes) -> list[bytes]:
+        return self.ranks.gather(message)
 
     def forward_backward(self, batch: Batch, loss: MicroBatchLoss, temperature: float) -> float:
         """Add the gradient of the whole batch's loss; its value."""
@@ -64,8 +75,7 @@ class HFTrainer(HFScorer):
 
     def _accumulate(self, batch: Batch, loss: Callable[[torch.Tensor, torch.Tensor, Batch], torch.Tensor]) -> float:
         total = 0.0
-        for start in range(0, len(batch), self.micro_batch_size):
-            rows = range(start, min(start + self.micro_batch_size, len(batch)))
+        for rows in plan(batch.lengths().tolist(), rows=self.micro_batch_size, tokens=self.batch_tokens)[0]:
             micro = batch if len(rows) == len(batch) else batch.take(rows)
             ids = micro.padded("input_ids").long().to(self.model.device)
             attended = torch.arange(ids.shape[1])[None] < torch.from_numpy(micro.lengths())[:, None]
@@ -77,12 +87,14 @@ class HFTrainer(HFScorer):
 
     def take_gradient(self) -> torch.Tensor:
         """Norm of each parameter's gradient and its projection on a fixed direction, [2 P]; gradients are cleared."""
+        self._sum_gradients()
         numbers = [number for parameter in self.model.parameters() for number in _summary(parameter)]
         self.optimizer.zero_grad(set_to_none=True)
         return torch.tensor(numbers, dtype=torch.float64)
 
     def update(self) -> Update:
         """Clip, step, advance the schedule, clear. A gradient that is not finite is an error and steps nothing."""
+        self._sum_gradients()
         rate = self.optimizer.defaults["lr"] * self.schedule(self.updates + 1)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -95,6 +107,15 @@ class HFTrainer(HFScorer):
         self.optimizer.zero_grad(set_to_none=True)
         self.updates += 1
         return Update(grad_norm=float(norm), learning_rate=rate, stepped=True)
+
+    def _sum_gradients(self) -> None:
+        """Give every rank the sum of all ranks' gradients. A rank without rows adds zeros."""
+        if self.ranks.size == 1:
+            return
+        for parameter in (p for p in self.model.parameters() if p.requires_grad):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -111,18 +132,31 @@ class HFTrainer(HFScorer):
             if name not in tied
         }
 
-    def save(self, directory: Path) -> None:
-        """A directory that transformers can load, with the optimizer's state beside the weights."""
-        self.model.save_pretrained(directory)
+    def load_weights(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take these parameters; the optimizer stays as it is."""
+        self.model.load_state_dict(tensors, strict=False)
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy weights and optimizer state; what comes back writes them as a checkpoint that transformers can load.
+
+        Ranks hold the same, so that the leader writes for all.
+        """
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         state = {
-            f"{names[parameter]}|{key}": value.cpu().contiguous()
+            f"{names[parameter]}|{key}": _copied(value)
             for parameter, entries in self.optimizer.state.items()
             for key, value in entries.items()
         }
         state["updates"] = torch.tensor(self.updates)
         state["torch_rng"] = torch.get_rng_state()
-        save_file(state, directory / OPTIMIZER_FILE)
+        weights = {name: _copied(tensor) for name, tensor in self.model.state_dict().items()}
+
+        def write(directory: Path) -> None:
+            if self.ranks.leader:
+                self.model.save_pretrained(directory, state_dict=weights)
+                save_file(state, directory / OPTIMIZER_FILE)
+
+        return write
 
     def reset(self, directory: str | Path) -> None:
         """Start over from the weights in *directory*, as if nothing had been trained."""
@@ -147,6 +181,11 @@ class HFTrainer(HFScorer):
             self.optimizer.state[parameters[name]][key] = value
 
 
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """On the CPU, and nobody else's."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
 def _summary(parameter: torch.nn.Parameter) -> tuple[float, float]:
     """Norm of the gradient and its projection on a direction that is the same every time."""
     squares = projection = 0.0
@@ -163,9 +202,13 @@ def _summary(parameter: torch.nn.Parameter) -> tuple[float, float]:
 _PIECE = 2**22
 
 
-def build_trainer(model_path: str, config: Any, *, max_steps: int, vocabulary_size: int | None = None) -> HFTrainer:
-    """The trainer that *config* (a RunConfig) describes."""
+def build_trainer(
+    model_path: str, config: Any, *, max_steps: int, vocabulary_size: int | None = None, ranks: Ranks = ALONE
+) -> HFTrainer:
+    """The trainer that *config* (a RunConfig) describes, or one of its *ranks*."""
     model = load_model(model_path, config.policy.dtype)
+    if config.trainer.gradient_checkpointing:
+        recompute_activations(model)
     options = config.trainer.optimizer
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -181,7 +224,9 @@ def build_trainer(model_path: str, config: Any, *, max_steps: int, vocabulary_si
         clip_grad_norm=options.clip_grad_norm,
         batch_size=config.policy.logprob_batch_size,
         micro_batch_size=config.policy.train_micro_batch_size,
+        batch_tokens=config.policy.micro_batch_tokens,
         vocabulary_size=vocabulary_size,
+        ranks=ranks,
     )
 
 

@@ -7,23 +7,30 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dataplane import DataPlane
+from workers.ranks import Ranks
 from workers.roles import Role
 
-#: Makes a role in the process that will host it.
-BuildRole = Callable[[DataPlane], Role]
+
+class BuildRole(Protocol):
+    """Makes a role in the process that will host it."""
+
+    def __call__(self, plane: DataPlane, *, ranks: Ranks) -> Role: ...
 
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """A role to host: how to make it, and what its process needs.
+    """A role to host: how to make it, and what its *ranks* processes need each.
 
-    What a *stateful* role holds is gone when its process is lost.
+    What a *stateful* role holds is gone when a process of it is lost. *python* is the interpreter of its processes,
+    None the controller's own.
     """
 
     build: BuildRole
     cpus: float = 1.0
     gpus: float = 0.0
     stateful: bool = False
+    ranks: int = 1
+    python: str | None = None
 
 
 class RoleLost(Exception):

@@ -9,10 +9,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from dataplane import connect
 from workers.executors import BuildRole
+from workers.ranks import ALONE, Ranks, meet, meeting_point, use_interface
+from workers.roles import Role
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 #: Seconds to let more changes of the store arrive before looking again: one look instead of many.
 SETTLE_S = 0.02
@@ -22,11 +29,12 @@ IDLE_S = 0.5
 
 @dataclass(frozen=True)
 class Status:
-    """The rows that a role has in hand, none when it waits for some; and for how long."""
+    """The rows that a role has in hand, none when it waits for some; since when by its own clock, and for how long."""
 
     task: str = ""
     partition: str = ""
     sample_ids: Sequence[str] = ()
+    since: float = 0.0
     seconds: float = 0.0
 
     def __str__(self) -> str:
@@ -36,36 +44,64 @@ class Status:
 
 
 class RoleHost:
-    """Builds a role over a connection to the plane, lets it take turns on one thread and answers calls on others."""
+    """Hosts one rank of a role over a connection to the plane: the leader takes turns on one thread and answers calls
+    on others, and has every other rank run the same."""
 
-    def __init__(self, name: str, build: BuildRole, address: str, settings: HostSettings) -> None:
-        settings.apply(name)
+    def __init__(self, name: str, address: str, settings: HostSettings, rank: int = 0, size: int = 1) -> None:
+        settings.apply(name if rank == 0 else f"{name}.{rank}")
+        self.settings = settings
+        self.rank, self.size = rank, size
         self.plane = connect(address)
         self.watched = connect(address)  # a connection of its own: waiting on it holds up no other call
-        self.role = build(self.plane)
-        self.role.expect_to_die(settings.lease_s)
+        self.role: Role
+        self.ranks = ALONE
+        self._meeting: TCPStore | None = None
         self._stopping = threading.Event()
+        self._one_by_one = threading.Lock()
 
-    def ready(self) -> int:
-        """The process id, once the role is built."""
+    def open_meeting(self) -> tuple[str, int]:
+        """Of the leader: where the other ranks find it."""
+        host = self.settings.host or own_address()
+        self._meeting, port = meeting_point(host)
+        return host, port
+
+    def begin(self, build: BuildRole, meeting: tuple[str, int] | None = None) -> int:
+        """Meet the other ranks and build the role; the process id."""
+        if meeting is not None:
+            use_interface(meeting[0])
+            self.ranks = Ranks.join(self._meeting or meet(*meeting), self.rank, self.size)
+        self.role = build(self.plane, ranks=self.ranks)
+        self.role.expect_to_die(self.settings.lease_s)
         return os.getpid()
 
     def loop(self) -> None:
         """Take turns until told to stop; an error that is no row's ends the loop and is the caller's."""
         while not self._stopping.is_set():
             position = self.watched.position()
-            if not self.role.turn():
+            if not (self.role.workers and self.call("turn")):
                 self.watched.wait(position, IDLE_S)
                 self._stopping.wait(SETTLE_S)
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Run a method of the role."""
-        return getattr(self.role, method)(*arguments)
+        """Run a method of the role, on all its ranks unless it is the leader's alone."""
+        if self.ranks.size == 1 or method in self.role.leaders_own:
+            return getattr(self.role, method)(*arguments)
+        with self._one_by_one:
+            self.ranks.share(msgspec.msgpack.encode((method, arguments)))
+            return getattr(self.role, method)(*arguments)
+
+    def follow(self) -> None:
+        """Run what the leader runs, for ever."""
+        while True:
+            method, arguments = msgspec.msgpack.decode(self.ranks.share())
+            getattr(self.role, method)(*arguments)
 
     def status(self) -> Status:
         """What the role does now; answered while it does it."""
         busy = self.role.busy()
-        return Status(busy.task, busy.partition, busy.sample_ids, time.monotonic() - busy.since) if busy else Status()
+        if busy is None:
+            return Status()
+        return Status(busy.task, busy.partition, busy.sample_ids, busy.since, time.monotonic() - busy.since)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -73,12 +109,13 @@ class RoleHost:
 
 @dataclass(frozen=True)
 class HostSettings:
-    """How a host process is set up before its role is built."""
+    """How a host process is set up before its role is built. *host* is where ranks meet, None this node's address."""
 
     log_directory: Path
     working_directory: Path
     threads: int
     lease_s: float
+    host: str | None = "127.0.0.1"
 
     def apply(self, name: str) -> None:
         """Output goes to a log of the role's own; paths resolve as they do for the controller."""
@@ -94,3 +131,11 @@ class HostSettings:
         import torch
 
         torch.set_num_threads(self.threads)
+
+
+def own_address() -> str:
+    """The address of this node that other nodes reach it by."""
+    import ray
+
+    address: str = ray.util.get_node_ip_address()
+    return address

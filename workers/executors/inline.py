@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from dataplane import DataPlane
-from schemas.errors import DeadlinePassed
+from schemas.errors import DeadlinePassed, InputError
 from workers.executors import Call, Meanwhile, RoleSpec
+from workers.ranks import ALONE
 from workers.roles import Role
 
 
@@ -34,8 +35,10 @@ class InlineExecutor:
         self.roles: dict[str, Role] = {}
 
     def start(self, plane: DataPlane, roles: Mapping[str, RoleSpec]) -> None:
+        for name, spec in roles.items():
+            _refuse_processes(name, spec)
         torch.set_num_threads(self.threads)
-        self.roles = {name: spec.build(plane) for name, spec in roles.items()}
+        self.roles = {name: spec.build(plane, ranks=ALONE) for name, spec in roles.items()}
 
     def names(self) -> Sequence[str]:
         return list(self.roles)
@@ -55,3 +58,11 @@ class InlineExecutor:
 
     def stop(self) -> None:
         self.roles.clear()
+
+
+def _refuse_processes(name: str, spec: RoleSpec) -> None:
+    """Raise InputError for a role that one process cannot host."""
+    if spec.ranks > 1:
+        raise InputError(f"{name}: {spec.ranks} ranks need processes of their own; use --executor ray, or 1 rank")
+    if spec.python is not None:
+        raise InputError(f"{name}: asks for the interpreter {spec.python}; use --executor ray, or leave `python` out")

@@ -13,8 +13,9 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dataplane import DataPlane
 from dataplane.scratch import own_folder
@@ -31,23 +32,44 @@ POLL_S, LOOK_S = 0.005, 0.5
 START_S = 300.0
 
 
+@dataclass
+class Hosted:
+    """A role where it lives: the actor of each rank, the leader first, and what is known of them."""
+
+    spec: RoleSpec
+    actors: list[Any] = field(default_factory=list)
+    #: What each actor runs without end.
+    loops: list[Any] = field(default_factory=list)
+    #: A question about what the role does, not answered yet.
+    asked: Any = None
+    status: Status | None = None
+    #: By the executor's clock: when the role last answered, and since when it has had these rows in hand.
+    heard: float = 0.0
+    busy_since: float = 0.0
+    lost: int = 0
+
+
+class Clock(Protocol):
+    """What deadlines are measured by; the module ``time`` is one."""
+
+    def monotonic(self) -> float: ...
+    def sleep(self, seconds: float, /) -> None: ...
+
+
 class RayExecutor:
     """Actors by role name. What a role's own loop or a call raised ends the job; a lost process does not."""
 
-    def __init__(self, settings: HostSettings, *, address: str | None = None, restarts: int = 3) -> None:
-        self.settings = settings
+    def __init__(
+        self, settings: HostSettings, *, address: str | None = None, restarts: int = 3, clock: Clock = time
+    ) -> None:
         self.address = address or os.environ.get("RAY_ADDRESS")
         if not self.address:
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # how Ray is told to bind to loopback; read at import
+        self.settings = replace(settings, host=None) if self.address else settings
         self.restarts = restarts
-        self.statuses: dict[str, Status] = {}
+        self.clock = clock
         self._plane: DataPlane
-        self._specs: dict[str, RoleSpec] = {}
-        self._actors: dict[str, Any] = {}
-        self._loops: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}
-        self._heard: dict[str, float] = {}
-        self._lost: dict[str, int] = {}
+        self._hosted: dict[str, Hosted] = {}
         self._looked = 0.0
         self._folder: Path | None = None
         self._started = False
@@ -57,84 +79,112 @@ class RayExecutor:
     def start(self, plane: DataPlane, roles: Mapping[str, RoleSpec]) -> None:
         import ray
 
-        self._plane, self._specs = plane, dict(roles)
+        self._plane = plane
         if self.address:
             ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
         else:
             self._folder = own_folder("ray")
-            _start_local(max(os.cpu_count() or 1, sum(spec.cpus for spec in roles.values())), self._folder)
+            asked = sum(spec.cpus * spec.ranks for spec in roles.values())
+            _start_local(max(os.cpu_count() or 1, asked), self._folder)
         self._started = True
-        _refuse_impossible(ray.cluster_resources(), roles)
+        refuse_impossible(ray.cluster_resources(), roles)
+        self._hosted = {name: Hosted(spec) for name, spec in roles.items()}
+        begun = {name: self._spawn(name) for name in roles}
         for name in roles:
-            self._spawn(name)
-        for name in roles:
-            self._await_ready(name)
+            self._await_ready(name, begun[name])
 
-    def _spawn(self, name: str) -> None:
+    def _spawn(self, name: str) -> list[Any]:
+        """Start a process for each rank and have them build the role; what they will say when they have."""
         import ray
 
-        spec = self._specs[name]
-        actor = ray.remote(RoleHost).options(num_cpus=spec.cpus, num_gpus=spec.gpus, max_concurrency=4, max_restarts=0)
-        self._actors[name] = actor.remote(name, spec.build, self._plane.address, self.settings)
+        hosted, settings = self._hosted[name], self.settings
+        spec = hosted.spec
+        actor = ray.remote(RoleHost).options(
+            num_cpus=spec.cpus,
+            num_gpus=spec.gpus,
+            max_concurrency=4,
+            max_restarts=0,
+            runtime_env={"py_executable": str(Path(spec.python).absolute())} if spec.python else None,
+        )
+        hosted.actors = [
+            actor.remote(name, self._plane.address, settings, rank, spec.ranks) for rank in range(spec.ranks)
+        ]
+        meeting = hosted.actors[0].open_meeting.remote() if spec.ranks > 1 else None
+        return [host.begin.remote(spec.build, meeting) for host in hosted.actors]
 
-    def _await_ready(self, name: str) -> None:
+    def _await_ready(self, name: str, begun: list[Any]) -> None:
         import ray
 
         try:
-            pid = ray.get(self._actors[name].ready.remote(), timeout=START_S)
+            pids = ray.get(begun, timeout=START_S)
         except ray.exceptions.GetTimeoutError as error:
             raise DeadlinePassed(
                 f"{name}: not started after {START_S:.0f} s; its log is in {self.settings.log_directory}"
             ) from error
         except ray.exceptions.RayError as error:
             raise JobFailed(f"{name}: cannot start: {_cause(error)}") from error
-        self._loops[name] = self._actors[name].loop.remote()
-        self._heard = dict.fromkeys(self._actors, time.monotonic())  # nobody was asked while this one started
-        self._asked.pop(name, None)
-        self._plane.event("worker_started", worker=name, pid=pid)
+        hosted = self._hosted[name]
+        leader, *others = hosted.actors
+        hosted.loops = [leader.loop.remote(), *(other.follow.remote() for other in others)]
+        hosted.asked = None
+        for other in self._hosted.values():
+            other.heard = self.clock.monotonic()  # nobody was asked while this one started
+        for pid in pids:
+            self._plane.event("worker_started", worker=name, pid=pid)
 
     def stop(self) -> None:
         """End every actor, and Ray if it is ours. Whatever its teardown says changes no result."""
         if self._started:  # else it may be only half imported
             import ray
 
-            for actor in self._actors.values():
-                with suppress(ray.exceptions.RayError):
-                    ray.kill(actor)
-            self._actors.clear()
+            for name in self._hosted:
+                self._end(name)
+            self._hosted.clear()
             with suppress(ray.exceptions.RayError):
                 ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _end(self, name: str) -> None:
+        import ray
+
+        for actor in self._hosted[name].actors:
+            with suppress(ray.exceptions.RayError):
+                ray.kill(actor)
+
     # -- work -----------------------------------------------------------------------------------------
 
     def names(self) -> Sequence[str]:
-        return list(self._actors)
+        return list(self._hosted)
 
     def submit(self, role: str, method: str, *arguments: Any) -> RayCall:
-        return RayCall(self, role, method, self._actors[role].call.remote(method, *arguments))
+        return RayCall(self, role, method, self._hosted[role].actors[0].call.remote(method, *arguments))
 
     def wait(self, until: Callable[[], bool], what: str, *, deadline_s: float, meanwhile: Meanwhile) -> None:
         """Poll *until*, look after the actors, and give up when nothing moves.
 
         A stage that runs for *deadline_s* is ended first, so the wait itself lasts twice as long.
         """
-        moved = time.monotonic()
+        moved = self.clock.monotonic()
         position = self._plane.position()
         while not until():
             if meanwhile():
-                moved = time.monotonic()
+                moved = self.clock.monotonic()
             self._look_after(deadline_s)
-            now, seen = time.monotonic(), self._plane.position()
+            now, seen = self.clock.monotonic(), self._plane.position()
             if seen != position:
                 position, moved = seen, now
             if now - moved > 2 * deadline_s:
                 raise DeadlinePassed(f"{what}: nothing moved for {now - moved:.1f} s; {self.describe()}")
-            time.sleep(POLL_S)
+            self.clock.sleep(POLL_S)
+
+    @property
+    def statuses(self) -> dict[str, Status]:
+        """What every role said last of what it does."""
+        return {name: hosted.status for name, hosted in self._hosted.items() if hosted.status is not None}
 
     def describe(self) -> str:
-        """What every role does, in a line."""
+        """The same in a line."""
         return "; ".join(f"{name} {status}" for name, status in self.statuses.items())
 
     # -- health ---------------------------------------------------------------------------------------
@@ -143,51 +193,52 @@ class RayExecutor:
         """Restart what died or hangs. Raises JobFailed, and RoleLost for a role whose state is gone."""
         import ray
 
-        if time.monotonic() - self._looked < LOOK_S:
+        now = self.clock.monotonic()
+        if now - self._looked < LOOK_S:
             return
-        self._looked = time.monotonic()
-        for name, loop in list(self._loops.items()):
-            if ray.wait([loop], timeout=0)[0]:
-                self.replace(name, _reason(loop))
-        for name in list(self._actors):
-            self._ask(name)
-            status, silent_s = self.statuses.get(name), time.monotonic() - self._heard[name]
-            if status is not None and status.sample_ids and status.seconds > deadline_s:
+        self._looked = now
+        for name, hosted in self._hosted.items():
+            ended, _ = ray.wait(hosted.loops, num_returns=len(hosted.loops), timeout=0)
+            if ended:
+                self.replace(name, _reason(ended[0]))
+        for name, hosted in self._hosted.items():
+            self._ask(hosted)
+            status = hosted.status
+            silent_s = self.clock.monotonic() - hosted.heard
+            if status is not None and status.sample_ids and hosted.heard - hosted.busy_since > deadline_s:
                 reason = f"timed_out: {name} {status}"
                 self._plane.fail(status.partition, dict.fromkeys(status.sample_ids, reason))
                 self.replace(name, reason)
             elif silent_s > deadline_s:
                 self.replace(name, f"timed_out: no sign of life from {name} for {silent_s:.1f} s")
 
-    def _ask(self, name: str) -> None:
+    def _ask(self, hosted: Hosted) -> None:
         """Collect the answer to the last question about what the role does, and ask again."""
         import ray
 
-        asked = self._asked.get(name)
-        if asked is not None:
-            if not ray.wait([asked], timeout=0)[0]:
+        if hosted.asked is not None:
+            if not ray.wait([hosted.asked], timeout=0)[0]:
                 return
             with suppress(ray.exceptions.RayError):
-                self.statuses[name] = ray.get(asked)
-                self._heard[name] = time.monotonic()
-        self._asked[name] = self._actors[name].status.remote()
+                before, hosted.status = hosted.status, ray.get(hosted.asked)
+                hosted.heard = self.clock.monotonic()
+                if before is None or before.since != hosted.status.since:
+                    hosted.busy_since = hosted.heard
+        hosted.asked = hosted.actors[0].status.remote()
 
     def replace(self, name: str, reason: str) -> None:
         """Start a lost role again. Raises RoleLost if it was stateful, JobFailed when it was lost too often."""
-        import ray
-
-        self._lost[name] = self._lost.get(name, 0) + 1
-        self._plane.event("worker_lost", worker=name, reason=reason, times=self._lost[name])
-        with suppress(ray.exceptions.RayError):
-            ray.kill(self._actors[name])
-        if self._lost[name] > self.restarts:
+        hosted = self._hosted[name]
+        hosted.lost += 1
+        self._plane.event("worker_lost", worker=name, reason=reason, times=hosted.lost)
+        self._end(name)
+        if hosted.lost > self.restarts:
             raise JobFailed(
-                f"{name}: lost {self._lost[name]} times, last: {reason}; its log is in {self.settings.log_directory}"
+                f"{name}: lost {hosted.lost} times, last: {reason}; its log is in {self.settings.log_directory}"
             )
-        self.statuses.pop(name, None)
-        self._spawn(name)
-        self._await_ready(name)
-        if self._specs[name].stateful:
+        hosted.status = None
+        self._await_ready(name, self._spawn(name))
+        if hosted.spec.stateful:
             raise RoleLost(name, reason)
 
 
@@ -235,11 +286,11 @@ def _start_local(cpus: float, folder: Path) -> None:
     )
 
 
-def _refuse_impossible(available: Mapping[str, float], roles: Mapping[str, RoleSpec]) -> None:
+def refuse_impossible(available: Mapping[str, float], roles: Mapping[str, RoleSpec]) -> None:
     """Raise InputError, at once, for what the cluster can never give."""
     for resource, asked in (
-        ("CPU", {name: spec.cpus for name, spec in roles.items()}),
-        ("GPU", {name: spec.gpus for name, spec in roles.items()}),
+        ("CPU", {name: spec.cpus * spec.ranks for name, spec in roles.items()}),
+        ("GPU", {name: spec.gpus * spec.ranks for name, spec in roles.items()}),
     ):
         needed, there = sum(asked.values()), available.get(resource, 0)
         if needed > there:

@@ -85,7 +85,7 @@ class Builder:
         if not self.what_if:
             return bring_to(self.run, role, version)
         then, weights = Builder(self.run, self.run.config())._trainer(version)
-        role.engine.model.load_state_dict(then.engine.model.state_dict())
+        role.engine.load_weights(then.engine.weights())
         return weights
 
     def _scorer_at(self, version: int) -> Callable[[list[list[int]], float], list[torch.Tensor]]:

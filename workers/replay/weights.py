@@ -31,7 +31,7 @@ def bring_to(run: StoredRun, role: TrainerRole, version: int) -> str:
         return f"version 0: {role.config.policy.model}"
     published = {w.version: path for w in run.plane.published() if (path := run.moved(w.path)).is_file()}
     if version in published:
-        role.engine.model.load_state_dict(read_weights(published[version])[0], strict=False)
+        role.engine.load_weights(read_weights(published[version])[0])
         return f"version {version}: published weights {published[version].name}"
     return _trained_forward(run, role, version, whole)
 

@@ -7,6 +7,7 @@ A role takes *turns* (``turn()``: one claim of each of its workers; False when t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from workers.loop import Busy, Work, Worker
 
@@ -19,6 +20,8 @@ class Role:
     workers: Sequence[Worker] = ()
     #: Workers that run only when a call says so.
     called: Sequence[Worker] = ()
+    #: Methods that only the leader of several ranks runs.
+    leaders_own: ClassVar[frozenset[str]] = frozenset({"take_work"})
 
     def turn(self) -> bool:
         """One claim of each worker; whether any had something to do."""

@@ -11,11 +11,11 @@ from schemas.errors import CorruptData
 from schemas.records import Weights
 from stages.checkers import reward
 from stages.generate import Generate
-from workers.engines.hf_generator import HFGenerator
-from workers.engines.hf_scorer import HFScorer
+from workers.engines import build_generator
 from workers.loop import Worker
 from workers.partitions import SAMPLED
 from workers.probe import refuse, same, scores
+from workers.ranks import ALONE, Ranks
 from workers.roles import Role
 from workers.tokenizer import HFTokenizer
 from workers.weights import read_weights
@@ -24,17 +24,11 @@ from workers.weights import read_weights
 class GeneratorRole(Role):
     """Held-out prompts go first, so that a validation is not held up by training rows."""
 
-    def __init__(self, plane: DataPlane, config: RunConfig, name: str = "generator") -> None:
+    def __init__(self, plane: DataPlane, config: RunConfig, name: str = "generator", ranks: Ranks = ALONE) -> None:
         self.name = name
         self.plane = plane
         tokenizer = HFTokenizer(config.policy.tokenizer or config.policy.model)
-        self.engine = HFGenerator.load(
-            config.policy.model,
-            tokenizer.stop_ids,
-            max_length=config.policy.max_total_sequence_length,
-            batch_size=config.generator.batch_size,
-            vocabulary_size=len(tokenizer.vocabulary),
-        )
+        self.engine = build_generator(config, tokenizer.stop_ids, len(tokenizer.vocabulary))
         stage = Generate(self.engine, tokenizer, reward)
         self.workers = [
             Worker(plane, partition, stage, limit=config.generator.batch_size, name=self.name, prepare=self.load_newest)
@@ -68,7 +62,7 @@ class GeneratorRole(Role):
         tensors, expected = read_weights(path)
         for _ in range(2):
             self.engine.load_weights(tensors, version)
-            found = scores(HFScorer(self.engine.model))
+            found = scores(self.engine.scorer())
             if same(expected, found):
                 return
             self.plane.event("sync_failed", worker=self.name, version=version)

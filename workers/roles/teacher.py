@@ -18,6 +18,7 @@ from workers.full_vocabulary import payload_width
 from workers.invariants import SCORE_TOLERANCE, Check, differences
 from workers.loop import Worker
 from workers.partitions import SAMPLED
+from workers.ranks import ALONE, Ranks
 from workers.roles import Role
 from workers.tokenizer import HFTokenizer
 
@@ -25,8 +26,15 @@ from workers.tokenizer import HFTokenizer
 class TeacherRole(Role):
     """Claims only rows routed to one of its aliases. *checkpoints* is what a ``teacher_index`` counts."""
 
-    def __init__(self, plane: DataPlane, config: RunConfig, teacher: TeacherConfig, checkpoints: Sequence[str]) -> None:
-        self.plane, self.config, self.teacher = plane, config, teacher
+    def __init__(
+        self,
+        plane: DataPlane,
+        config: RunConfig,
+        teacher: TeacherConfig,
+        checkpoints: Sequence[str],
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.plane, self.config, self.teacher, self.ranks = plane, config, teacher, ranks
         self.name = f"teacher:{teacher.alias}"
         self.index = checkpoints.index(teacher.model_name)
         vocabulary = len(HFTokenizer(config.policy.tokenizer or config.policy.model).vocabulary)
@@ -44,7 +52,13 @@ class TeacherRole(Role):
         top = TopKTeacher(self.engine, opd.topk_stats_k, config.generator.sampling.temperature)
         # By index, not by alias: the row's own teacher, whatever the aliases mean today.
         self.top_k = Worker(
-            plane, TRAIN, top, where={"teacher_index": [self.index]}, rows_may_fail=False, name=self.name
+            plane,
+            TRAIN,
+            top,
+            where={"teacher_index": [self.index]},
+            rows_may_fail=False,
+            name=self.name,
+            ranks=ranks,
         )
         self.called = [self.top_k] if opd.log_topk_stats else []
 
@@ -59,7 +73,7 @@ class TeacherRole(Role):
             check_head=self.config.policy.dtype if full is not None and full.validate_decomposition else None,
         )
         where = {"teacher": list(self.teacher.aliases)}
-        return Worker(self.plane, partition, stage, limit=_ROWS_A_TURN, where=where, name=self.name)
+        return Worker(self.plane, partition, stage, limit=_ROWS_A_TURN, where=where, name=self.name, ranks=self.ranks)
 
     def examine(self, step: int) -> list[Check]:
         """Some rows of a sealed step, scored again one by one: what is stored must come out again."""

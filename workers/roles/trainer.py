@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from dataplane import DataPlane
@@ -16,19 +17,20 @@ from stages.baseline import Baseline
 from stages.divergence import Divergence
 from stages.losses.teacher_heads import TeacherHeads
 from stages.objectives import objective_of
+from stages.protocols import Scorer
 from stages.reference import Reference
 from stages.student import Student
 from stages.topk_columns import TopKStudent
 from stages.train import Train
 from workers.checkpoints import save_checkpoint
 from workers.doctor import ROWS
+from workers.engines import build_scorer, build_trainer
 from workers.engines.hf_head import load_head
-from workers.engines.hf_scorer import HFScorer
-from workers.engines.hf_trainer import build_trainer
 from workers.invariants import Check, check_gradients, check_scores
 from workers.loop import Worker
 from workers.partitions import RETRAINED, SAMPLED
 from workers.probe import scores
+from workers.ranks import ALONE, Ranks
 from workers.roles import Role
 from workers.rundir import RunDir
 from workers.tokenizer import HFTokenizer
@@ -43,20 +45,25 @@ class TrainerRole(Role):
 
     name = "trainer"
 
-    def __init__(self, plane: DataPlane, config: RunConfig, run_dir: RunDir, checkpoints: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        plane: DataPlane,
+        config: RunConfig,
+        run_dir: RunDir,
+        checkpoints: Sequence[str] = (),
+        ranks: Ranks = ALONE,
+    ) -> None:
         self.plane = plane
+        self.ranks = ranks
         self.config = config
         self.run_dir = run_dir
         self.tokenizer = HFTokenizer(config.policy.tokenizer or config.policy.model)
         self.vocabulary = len(self.tokenizer.vocabulary)
-        self.engine = build_trainer(
-            config.policy.model, config, max_steps=config.grpo.max_num_steps, vocabulary_size=self.vocabulary
-        )
+        self.engine = build_trainer(config, self.vocabulary, ranks)
         self.objective = objective_of(config, self.vocabulary, self._teacher_heads(checkpoints))
-        self.step_workers = [
-            Worker(plane, TRAIN, stage, rows_may_fail=False, name=self.name) for stage in self._step_stages()
-        ]
-        self.divergence = Worker(plane, SAMPLED, Divergence(self.engine), rows_may_fail=False, name=self.name)
+        worker = partial(Worker, plane, rows_may_fail=False, name=self.name, ranks=ranks)
+        self.step_workers = [worker(partition=TRAIN, stage=stage) for stage in self._step_stages()]
+        self.divergence = worker(partition=SAMPLED, stage=Divergence(self.engine))
         self.called = [*self.step_workers, self.divergence]
 
     def _step_stages(self) -> list[Stage]:
@@ -70,17 +77,23 @@ class TrainerRole(Role):
             stages.append(TopKStudent(self.engine, opd.topk_stats_k, opd.topk_stats_max_tokens, temperature))
         return [*stages, Train(self.engine, self.objective)]
 
-    def _initial_student(self) -> HFScorer:
-        policy = self.config.policy
-        return HFScorer.load(
-            policy.model, policy.dtype, batch_size=policy.logprob_batch_size, vocabulary_size=self.vocabulary
+    def _initial_student(self) -> Scorer:
+        policy, trainer = self.config.policy, self.config.trainer
+        return build_scorer(
+            policy.model,
+            trainer.engine,
+            policy.dtype,
+            batch_size=policy.logprob_batch_size,
+            vocabulary_size=self.vocabulary,
+            ranks=self.ranks,
+            parallel=trainer.model_parallel_sizes,
         )
 
     def _teacher_heads(self, checkpoints: Sequence[str]) -> TeacherHeads | None:
         full = get_opd_full_config(self.config)
         if full is None or full.teacher_payload == "logits":
             return None
-        return TeacherHeads(checkpoints, load_head, full.teacher_lm_head_lifecycle, self.engine.model.device)
+        return TeacherHeads(checkpoints, load_head, full.teacher_lm_head_lifecycle, self.engine.device)
 
     def examine(self, step: int) -> list[Check]:
         """The invariants on some rows of a sealed step that these very weights sampled; nothing changes."""
@@ -123,19 +136,21 @@ class TrainerRole(Role):
         parts = []
         while (output := self.divergence.run_once()) is not None:
             parts.append(output.metrics)
-            self.plane.clear(SAMPLED, output.sample_ids, [TEACHER_LOGITS])
+            if self.ranks.leader:
+                self.plane.clear(SAMPLED, output.sample_ids, [TEACHER_LOGITS])
         tokens = sum(part["exact_kl_tokens"] for part in parts)
         return {"exact_kl": sum(p["exact_kl"] * p["exact_kl_tokens"] for p in parts) / tokens} if tokens else {}
 
     def publish(self, version: int) -> str:
         """Write the current weights as *version*; their path."""
-        return str(publish_weights(self.run_dir.weights, version, self.engine.weights(), scores(self.engine)))
+        tensors, probe = self.engine.weights(), scores(self.engine)
+        return str(publish_weights(self.run_dir.weights, version, tensors, probe)) if self.ranks.leader else ""
 
     def checkpoint(self, step: int) -> str:
         """Write a resumable checkpoint; its path."""
 
         def write(directory: Path) -> None:
-            self.engine.save(directory)
+            self.engine.snapshot()(directory)
             self.tokenizer.save(directory)
 
         return str(save_checkpoint(self.run_dir.checkpoints, step, write))
