@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,8 +26,8 @@ Break = Callable[[Role], None]
 class Sabotaged(RayExecutor):
     """Tampers with roles in the processes that host them."""
 
-    def __init__(self, settings: HostSettings, breaks: Mapping[str, Break], restarts: int) -> None:
-        super().__init__(settings, restarts=restarts)
+    def __init__(self, settings: HostSettings, breaks: Mapping[str, Break], restarts: int, clock: Any) -> None:
+        super().__init__(settings, restarts=restarts, clock=clock)
         self.breaks = breaks
 
     def start(self, plane: DataPlane, roles: Mapping[str, RoleSpec]) -> None:
@@ -44,6 +45,24 @@ class Sabotaged(RayExecutor):
         super().start(plane, broken)
 
 
+class Impatient:
+    """A clock on which an hour passes in a second while a process that left its id in *folder* lives."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.real, self.shown = time.monotonic(), 0.0
+
+    def monotonic(self) -> float:
+        real = time.monotonic()
+        hanging = any(Path("/proc", path.name).exists() for path in self.folder.glob("[0-9]*"))
+        self.shown += (real - self.real) * (3600.0 if hanging else 1.0)
+        self.real = real
+        return self.shown
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
 def build_broken(build: BuildRole, break_role: Break, plane: DataPlane, *, ranks: Ranks) -> Role:
     role = build(plane, ranks=ranks)
     break_role(role)
@@ -57,10 +76,11 @@ def run_on_ray(
     *,
     resume: bool = False,
     restarts: int = 4,
+    clock: Any = time,
 ) -> RunDir:
     """Run to the end, or to the error."""
     run_dir = RunDir(directory)
     settings = HostSettings(directory.absolute() / "logs", Path.cwd(), threads=1, lease_s=5.0)
-    executor: Any = Sabotaged(settings, breaks or {}, restarts)
+    executor: Any = Sabotaged(settings, breaks or {}, restarts, clock)
     run_job(config, read_inputs(config), run_dir, executor, resume=resume)
     return run_dir

@@ -64,6 +64,24 @@ def test_each_row_stops_at_its_own_budget_or_end_token(checkpoints):
     assert [len(short.token_ids), len(long.token_ids), short.finish_reason] == [2, 5, "length"]
 
 
+def test_ended_rows_leave_the_batch_and_the_others_go_on_as_they_would_alone(checkpoints):
+    budgets, widths = [1, 2, 9, 1, 6, 1, 1], []
+    generator = HFGenerator.load(checkpoints / "student", [], max_length=64, batch_size=4)
+    generator.model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    prompts = [[2, 10 + row, 11][: 1 + row % 3] for row in range(7)]
+    how = [Sampling(max_new_tokens=budget, seed=3) for budget in budgets]
+    done = generator.generate(list("abcdefg"), prompts, how)
+    assert [len(c.token_ids) for c in done] == budgets
+    # prompts by length: a d g b, then e c f; ended rows are left out once a quarter of a batch has ended
+    assert widths == [4, 1, 3, *[2] * 5, *[1] * 3]
+    for row, completion in enumerate(done):
+        [alone] = generator.generate(["abcdefg"[row]], [prompts[row]], [how[row]])
+        assert alone.token_ids == completion.token_ids
+        assert alone.logprobs == pytest.approx(completion.logprobs, abs=1e-5)
+
+
 def test_draws_follow_the_distribution_and_its_full_vocabulary_logprob():
     logits = torch.log(torch.tensor([[0.6, 0.3, 0.1]])).repeat(3, 1)
     token, logprob = _Draw([Sampling()] * 3, torch.device("cpu"))(

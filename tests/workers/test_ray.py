@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import InputError, JobFailed
-from tests.workers.ray_runs import run_on_ray
+from tests.workers.ray_runs import Impatient, run_on_ray
 from tests.workers.runs import query, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:ray", "ignore::ResourceWarning")
@@ -46,23 +46,26 @@ class DiesOnce:
 
 
 class HangsOn:
-    """Never returns from a batch that holds one sample."""
+    """Never returns from a batch that holds one sample, and leaves its process id where the clock looks."""
 
-    def __init__(self, sample_id: str) -> None:
+    def __init__(self, sample_id: str, folder: Path) -> None:
         self.sample_id = sample_id
+        self.folder = folder
 
     def __call__(self, role) -> None:
-        generate, sample_id = role.engine.generate, self.sample_id
+        generate, sample_id, folder = role.engine.generate, self.sample_id, self.folder
 
         def hanging(sample_ids, prompts, sampling):
             if sample_id in sample_ids:
+                folder.mkdir(exist_ok=True)
+                (folder / str(os.getpid())).touch()
                 time.sleep(3600)
             return generate(sample_ids, prompts, sampling)
 
         role.engine.generate = hanging
 
 
-class RaisesOn(HangsOn):
+class RaisesOn:
     """A teacher that cannot score rows of one length."""
 
     def __init__(self, length: int) -> None:
@@ -117,19 +120,18 @@ def test_a_process_killed_while_it_holds_a_claim_is_replaced_and_nothing_is_lost
 
 
 def test_a_sample_that_hangs_the_generator_times_out_alone_and_the_run_goes_on(checkpoints, prompt_file, tmp_path):
-    config = small_config(
-        checkpoints, prompt_file, failures__deadline_s=2.0, failures__max_failed_share=0.25
-    )
-    run_dir = run_on_ray(config, tmp_path / "run", {"generator": HangsOn("0000002-0")})
+    config = small_config(checkpoints, prompt_file, failures__max_failed_share=0.25)
+    hangs = HangsOn("0000002-0", tmp_path / "hanging")
+    run_dir = run_on_ray(config, tmp_path / "run", {"generator": hangs}, clock=Impatient(hangs.folder))
     [(status, error)] = query(run_dir, "select status, error from samples where sample_id = '0000002-0'")
     assert status == "failed" and error.startswith("timed_out: generator runs generate on 1 samples (0000002-0 …) for")
     assert query(run_dir, "select count(*) from samples where status = 'trained'") == [(12,)]
 
 
 def test_a_generator_that_never_returns_ends_the_job_naming_it(checkpoints, prompt_file, tmp_path):
-    config = small_config(checkpoints, prompt_file, failures__deadline_s=1.0)
+    config, hangs = small_config(checkpoints, prompt_file), HangsOn("0000000-0", tmp_path / "hanging")
     with pytest.raises(JobFailed, match=r"generator: lost 2 times, last: timed_out: generator runs generate on"):
-        run_on_ray(config, tmp_path / "run", {"generator": HangsOn("0000000-0")}, restarts=1)
+        run_on_ray(config, tmp_path / "run", {"generator": hangs}, restarts=1, clock=Impatient(hangs.folder))
 
 
 def test_a_teacher_that_raises_for_a_row_fails_that_row_alone(checkpoints, prompt_file, tmp_path):

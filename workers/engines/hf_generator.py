@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,9 @@ from stages.protocols import Completion, Sampling
 from workers.engines.hf_model import CausalLM, load_model, max_positions, real_logits
 from workers.engines.hf_scorer import HFScorer
 from workers.engines.noise import stream_keys, uniform
+
+#: Ended rows are left out when no larger share of the rows is still being sampled: that copies the cache.
+LEAVE_OUT = 0.75
 
 
 class HFGenerator:
@@ -60,57 +63,84 @@ class HFGenerator:
     def generate(
         self, sample_ids: Sequence[str], prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling]
     ) -> list[Completion]:
-        done: list[Completion] = []
+        done: dict[int, Completion] = {}
+        by_length = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
         for start in range(0, len(prompts), self.batch_size):
-            part = slice(start, start + self.batch_size)
-            done += self._generate(sample_ids[part], prompts[part], sampling[part])
-        return done
+            rows = by_length[start : start + self.batch_size]
+            part = self._generate(*([given[row] for row in rows] for given in (sample_ids, prompts, sampling)))
+            done |= zip(rows, part, strict=True)
+        return [done[row] for row in range(len(prompts))]
 
     def _generate(
         self, sample_ids: Sequence[str], prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling]
     ) -> list[Completion]:
-        keys = stream_keys([how.seed for how in sampling], sample_ids)
-        draw = _Draw(sampling, self.model.device)
-        budget = torch.tensor([how.max_new_tokens for how in sampling], device=self.model.device)
-        alive = torch.ones(len(prompts), dtype=torch.bool, device=self.model.device)
-        tokens, logprobs, taken = [], [], []
-        for position, (logits, feed) in enumerate(self._decode(prompts, int(budget.max()))):
-            alive = alive & (budget > position)
-            token, logprob = draw(logits, uniform(keys, position))
-            tokens.append(token)
-            logprobs.append(logprob)
-            taken.append(alive)
-            alive = alive & ~torch.isin(token, self.stop_ids)
+        """One batch. A row that has ended is computed along until enough others have, then all of them are left out."""
+        written = _Written(len(prompts), max(how.max_new_tokens for how in sampling))
+        keys, budget = stream_keys([how.seed for how in sampling], sample_ids), [how.max_new_tokens for how in sampling]
+        decoding, draw = _Decoding(self, prompts), _Draw(sampling, self.model.device)
+        rows, alive = np.arange(len(prompts)), np.ones(len(prompts), dtype=bool)
+        for position in range(max(budget)):
+            token, logprob = draw(decoding.logits(), uniform(keys[rows], position))
+            ended = torch.isin(token, self.stop_ids).cpu().numpy()
+            written.add(rows[alive], position, token.cpu().numpy()[alive], logprob.cpu().numpy()[alive], ended[alive])
+            alive &= ~ended & (np.array(budget)[rows] > position + 1)
             if not alive.any():
                 break
-            feed.append(token)
-        return self._completions(torch.stack(tokens, 1), torch.stack(logprobs, 1), torch.stack(taken, 1), alive)
+            if alive.mean() <= LEAVE_OUT:
+                kept = torch.from_numpy(np.flatnonzero(alive)).to(self.model.device)
+                token, rows, alive = token[kept], rows[alive], alive[alive]
+                decoding.keep(kept)
+                draw = _Draw([sampling[row] for row in rows], self.model.device)
+            decoding.feed(token)
+        return written.completions(self.version)
 
-    def _decode(
-        self, prompts: Sequence[Sequence[int]], steps: int
-    ) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
-        """Yield next-token logits [B, V]; the consumer appends the chosen tokens [B] to the list beside them."""
-        ids, mask = _pad_left(prompts, self.model.device)
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        cache = {self.cache_argument: DynamicCache(config=self.model.config), "use_cache": True}
-        for _ in range(steps):
-            out = self.model(input_ids=ids, attention_mask=mask, position_ids=positions, logits_to_keep=1, **cache)
-            feed: list[torch.Tensor] = []
-            yield real_logits(out.logits[:, -1], self.vocabulary_size).float(), feed
-            ids = feed[0][:, None]
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
-            positions = positions[:, -1:] + 1
 
-    def _completions(
-        self, tokens: torch.Tensor, logprobs: torch.Tensor, taken: torch.Tensor, alive: torch.Tensor
-    ) -> list[Completion]:
-        lengths = taken.sum(1).tolist()
-        ended = (~alive & torch.isin(tokens, self.stop_ids).logical_and(taken).any(1)).tolist()
-        rows = zip(tokens.tolist(), logprobs.tolist(), lengths, ended, strict=True)
+class _Written:
+    """What has been sampled so far; [B, S]."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        self.tokens = np.zeros((rows, width), dtype=np.int64)
+        self.logprobs = np.zeros((rows, width), dtype=np.float32)
+        self.lengths = np.zeros(rows, dtype=np.int64)
+        self.ended = np.zeros(rows, dtype=bool)
+
+    def add(self, rows: np.ndarray, position: int, tokens: np.ndarray, logprobs: np.ndarray, ended: np.ndarray) -> None:
+        self.tokens[rows, position], self.logprobs[rows, position] = tokens, logprobs
+        self.lengths[rows], self.ended[rows] = position + 1, ended
+
+    def completions(self, version: int) -> list[Completion]:
+        rows = zip(self.tokens, self.logprobs, self.lengths, self.ended, strict=True)
         return [
-            Completion(ids[:n], lps[:n], "stop" if end else "length", self.version, self.version)
-            for ids, lps, n, end in rows
+            Completion(ids[:n].tolist(), lps[:n].tolist(), "stop" if ended else "length", version, version)
+            for ids, lps, n, ended in rows
         ]
+
+
+class _Decoding:
+    """Prompts, and what was sampled after them, in a KV cache."""
+
+    def __init__(self, engine: HFGenerator, prompts: Sequence[Sequence[int]]) -> None:
+        self.model, self.vocabulary_size = engine.model, engine.vocabulary_size
+        self.ids, self.mask = _pad_left(prompts, self.model.device)
+        self.positions = (self.mask.cumsum(1) - 1).clamp(min=0)
+        self.cache = DynamicCache(config=self.model.config)
+        self.options = {engine.cache_argument: self.cache, "use_cache": True, "logits_to_keep": 1}
+
+    def logits(self) -> torch.Tensor:
+        """Of the next token; [B, V], float32."""
+        out = self.model(input_ids=self.ids, attention_mask=self.mask, position_ids=self.positions, **self.options)
+        return real_logits(out.logits[:, -1], self.vocabulary_size).float()
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Leave all other rows out."""
+        self.cache.batch_select_indices(rows)
+        self.mask, self.positions = self.mask[rows], self.positions[rows]
+
+    def feed(self, tokens: torch.Tensor) -> None:
+        """Go on after *tokens* [B]."""
+        self.ids = tokens[:, None]
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
+        self.positions = self.positions[:, -1:] + 1
 
 
 class _Draw:

@@ -28,6 +28,8 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 #: Seconds between two looks at what is waited for, and between two at what every role does.
 POLL_S, LOOK_S = 0.005, 0.5
+#: Seconds in which the death of a rank shows after the others have felt it.
+PEER_S = 3.0
 #: Seconds that a role may take to start.
 START_S = 300.0
 
@@ -160,6 +162,10 @@ class RayExecutor:
     def submit(self, role: str, method: str, *arguments: Any) -> RayCall:
         return RayCall(self, role, method, self._hosted[role].actors[0].call.remote(method, *arguments))
 
+    def loops(self, role: str) -> Sequence[Any]:
+        """What the ranks of *role* run without end."""
+        return self._hosted[role].loops
+
     def wait(self, until: Callable[[], bool], what: str, *, deadline_s: float, meanwhile: Meanwhile) -> None:
         """Poll *until*, look after the actors, and give up when nothing moves.
 
@@ -198,9 +204,8 @@ class RayExecutor:
             return
         self._looked = now
         for name, hosted in self._hosted.items():
-            ended, _ = ray.wait(hosted.loops, num_returns=len(hosted.loops), timeout=0)
-            if ended:
-                self.replace(name, _reason(ended[0]))
+            if ray.wait(hosted.loops, timeout=0)[0]:
+                self.replace(name, _why_ended(hosted.loops))
         for name, hosted in self._hosted.items():
             self._ask(hosted)
             status = hosted.status
@@ -266,9 +271,12 @@ class RayCall:
             raise RoleLost(self.role, _cause(error)) from error
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
-            raise (
-                cause if isinstance(cause, OpdError) else JobFailed(f"{self.role}.{self.method}: {_cause(error)}")
-            ) from error
+            if isinstance(cause, OpdError):
+                raise cause from error
+            if lost := _lost_rank(self.executor.loops(self.role)):
+                self.executor.replace(self.role, lost)
+                raise RoleLost(self.role, lost) from error
+            raise JobFailed(f"{self.role}.{self.method}: {_cause(error)}") from error
 
 
 def _start_local(cpus: float, folder: Path) -> None:
@@ -301,17 +309,36 @@ def refuse_impossible(available: Mapping[str, float], roles: Mapping[str, RoleSp
             )
 
 
-def _reason(loop: Any) -> str:
-    """Why a role's loop ended. What it raised itself is the job's failure."""
+def _why_ended(loops: Sequence[Any]) -> str:
+    """Why a role's loops ended. What one raised itself is the job's failure, unless a rank's death made it raise."""
     import ray
 
+    if lost := _lost_rank(loops):
+        return lost
+    ended, _ = ray.wait(list(loops), timeout=0)
     try:
-        ray.get(loop)
-    except ray.exceptions.RayActorError as error:
-        return f"its process died: {_cause(error)}"
+        ray.get(ended)
     except ray.exceptions.RayTaskError as error:
         raise (error.cause if isinstance(error.cause, OpdError) else JobFailed(_cause(error))) from error
     return "its loop ended"
+
+
+def _lost_rank(loops: Sequence[Any]) -> str:
+    """How a process among the ranks of a role died; empty if none did.
+
+    The others raise when they talk to it, maybe before its death is known.
+    """
+    import ray
+
+    ended, _ = ray.wait(list(loops), num_returns=len(loops), timeout=PEER_S if len(loops) > 1 else 0)
+    for loop in ended:
+        try:
+            ray.get(loop)
+        except ray.exceptions.RayActorError as error:
+            return f"its process died: {_cause(error)}"
+        except ray.exceptions.RayTaskError:
+            continue
+    return ""
 
 
 def _cause(error: Exception) -> str:
