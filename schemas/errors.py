@@ -2,7 +2,8 @@
 
     OpdError
     ├── InputError (ValueError)          the caller's input is wrong: nothing was done; exit code 2
-    │   └── ConfigError                  a recipe is wrong
+    │   ├── ConfigError                  a recipe is wrong
+    │   └── ResourceInsufficientError    the cluster can never give what is asked of it
     ├── StoreError (RuntimeError)        the store cannot do what was asked
     │   ├── MissingRows (LookupError)    ids or columns that are not there
     │   ├── LeaseLost                    the claim's lease ended; its rows belong to somebody else
@@ -31,6 +32,10 @@ class InputError(OpdError, ValueError):
 
 class ConfigError(InputError):
     """A recipe or an override is wrong."""
+
+
+class ResourceInsufficientError(InputError):
+    """The cluster can never give what is asked of it; nothing was reserved."""
 
 
 class StoreError(OpdError, RuntimeError):

@@ -92,10 +92,7 @@ def teacher_configs(config: OnPolicyDistillationConfig) -> list[TeacherConfig]:
     if not config.enabled:
         return []
     models = config.teacher_model_by_agent_name
-    groups: dict[str, list[str]] = {}
-    for alias, model in models.items():
-        groups.setdefault(model if config.deduplicate_shared_teacher_checkpoints else alias, []).append(alias)
-    return [TeacherConfig(aliases[0], models[aliases[0]], tuple(aliases)) for aliases in groups.values()]
+    return [TeacherConfig(aliases[0], models[aliases[0]], aliases) for aliases in config.aliases_by_teacher]
 
 
 def teacher_by_alias(teachers: Iterable[TeacherConfig]) -> dict[str, TeacherConfig]:

@@ -13,19 +13,20 @@ from schemas.config import RunConfig
 from schemas.config.resolved import save_resolved, versions
 from schemas.errors import InputError
 from stages.checkers import find_checker
-from stages.routing import resolve_reference_aliases, teacher_configs, teacher_configs_by_index
+from stages.routing import TeacherConfig, resolve_reference_aliases, teacher_configs, teacher_configs_by_index
 from workers.admission import Route
 from workers.controller import Controller
 from workers.data import Order, PromptSet, load_prompts
 from workers.executors import Executor, RoleSpec
 from workers.full_vocabulary import assert_payload_fits
 from workers.partitions import create_partitions, store_vocabulary
-from workers.report import Quiet, Reporter
+from workers.report import Reporter
 from workers.roles.generator import GeneratorRole
 from workers.roles.teacher import TeacherRole
 from workers.roles.trainer import TrainerRole
 from workers.rundir import RunDir
 from workers.teacher_index import assert_teachers_are_served, record_teachers
+from workers.teachers.resources import check_teachers, teacher_engine
 from workers.tokenizer import HFTokenizer, refuse_other_vocabulary
 from workers.validation import Validation
 from workers.window import Window
@@ -51,6 +52,7 @@ def read_inputs(config: RunConfig) -> Inputs:
     for agent in sorted({*train.agents(), *held_out.agents()}):
         route(agent)
     _check_checkpoints(config)
+    check_teachers(config)
     tokenizer = HFTokenizer(config.policy.tokenizer or config.policy.model)
     for teacher in teacher_configs(config.on_policy_distillation):
         refuse_other_vocabulary(tokenizer, HFTokenizer(teacher.model_name), teacher.alias)
@@ -122,7 +124,7 @@ def opened_job(
         assert_teachers_are_served(plane, config)
         store_vocabulary(plane, inputs.tokenizer.fingerprint, inputs.tokenizer.vocabulary)
         executor.start(plane, roles(config, run_dir, record_teachers(plane, config)))
-        yield _controller(config, inputs, run_dir, plane, executor, report or Quiet())
+        yield _controller(config, inputs, run_dir, plane, executor, report or Reporter())
 
 
 def roles(config: RunConfig, run_dir: RunDir, checkpoints: Sequence[str]) -> dict[str, RoleSpec]:
@@ -138,14 +140,18 @@ def roles(config: RunConfig, run_dir: RunDir, checkpoints: Sequence[str]) -> dic
         for name in names
     }
     teachers = {
-        f"teacher:{teacher.alias}": RoleSpec(
-            partial(TeacherRole, config=config, teacher=teacher, checkpoints=checkpoints)
-        )
+        f"teacher:{teacher.alias}": _teacher(config, teacher, checkpoints)
         for teacher in teacher_configs(config.on_policy_distillation)
     }
     build = partial(TrainerRole, config=config, run_dir=run_dir, checkpoints=checkpoints)
     trainer = RoleSpec(build, gpus=config.trainer.gpus, stateful=True, ranks=config.trainer.ranks)
     return {**generators, **teachers, "trainer": trainer}
+
+
+def _teacher(config: RunConfig, teacher: TeacherConfig, checkpoints: Sequence[str]) -> RoleSpec:
+    how = teacher_engine(config, teacher)
+    build = partial(TeacherRole, config=config, teacher=teacher, checkpoints=checkpoints)
+    return RoleSpec(build, gpus=how.gpus, ranks=how.ranks, python=how.python, bundles=how.bundles)
 
 
 def _controller(

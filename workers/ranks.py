@@ -17,7 +17,7 @@ import torch
 from torch import distributed as dist
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
+    from torch._C._distributed_c10d import Store, TCPStore
 
 #: A rank that waits is not lost: executors watch processes, and collectives only have to outlast the longest stage.
 PATIENCE = timedelta(days=1)
@@ -39,7 +39,7 @@ class Ranks:
         return self.rank == 0
 
     @classmethod
-    def join(cls, store: dist.Store, rank: int, size: int) -> Ranks:
+    def join(cls, store: Store, rank: int, size: int) -> Ranks:
         """Meet the others at *store*. Tensors on GPUs then travel by NCCL, all else by Gloo."""
         if size == 1:
             return cls()

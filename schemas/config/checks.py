@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from schemas.config.engines import assert_vllm_records_exact_logprobs, assert_vllm_teachers_can_score
+from schemas.config.teacher_resources import assert_teacher_resources_fit
 from schemas.config.unread import TOPK_STATS, assert_every_setting_is_read, is_changed
 from schemas.errors import ConfigError, did_you_mean
 
@@ -209,15 +211,39 @@ def assert_lengths_fit(config: RunConfig) -> None:
         )
 
 
+def assert_buffer_holds_a_step(config: RunConfig) -> None:
+    """Raise if the bound on admitted rows would leave no step whole."""
+    rows, step = config.grpo.async_grpo.max_buffered_rows, config.grpo.num_samples_per_step
+    if rows is not None and rows < step:
+        raise ConfigError(
+            f"grpo.async_grpo.max_buffered_rows: {rows} is less than the {step} rows of a step, which would never be "
+            "whole; raise it, or lower grpo.num_prompts_per_step"
+        )
+
+
+def assert_best_metric_is_measured(config: RunConfig) -> None:
+    """Raise if checkpoints are to be judged by what is measured on held-out prompts, and there are none."""
+    name = config.checkpointing.metric_name
+    if name and name.partition("/")[0] in ("accuracy", "exact_kl") and not config.data.validation:
+        raise ConfigError(
+            f"checkpointing.metric_name: {name!r} is measured on held-out prompts; name some in data.validation"
+        )
+
+
 CHECKS: tuple[Callable[[RunConfig], None], ...] = (
     assert_estimator_has_its_source,
     assert_prev_logprobs_available,
     assert_trust_region_supported,
     assert_one_distribution_loss,
     assert_teachers_are_known,
+    assert_teacher_resources_fit,
+    assert_vllm_records_exact_logprobs,
+    assert_vllm_teachers_can_score,
     assert_loss_form_is_one,
     assert_truncation_is_whole,
     assert_lengths_fit,
+    assert_buffer_holds_a_step,
+    assert_best_metric_is_measured,
     assert_every_setting_is_read,
 )
 
@@ -244,11 +270,6 @@ def _unwise(config: RunConfig) -> Iterator[str]:
 def _without_effect(config: RunConfig) -> Iterator[str]:
     """Settings that published recipes carry and that this version cannot honour, without any harm to the result."""
     opd = config.on_policy_distillation
-    if is_non_colocated_teachers_enabled(config):
-        yield (
-            "on_policy_distillation.non_colocated_teachers: no resources are reserved yet; "
-            "teachers run on the hf engine beside the student"
-        )
     if not opd.log_topk_stats:
         for key in (key for key in TOPK_STATS if is_changed(opd, key)):
             yield f"on_policy_distillation.{key}: read by nobody, since log_topk_stats is false"

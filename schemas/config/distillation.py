@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -14,6 +16,9 @@ class TeacherResourceConfig(Section):
     """Resources of one teacher group. Unknown keys, and only here, are settings for Megatron."""
 
     engine: Literal["hf", "vllm", "megatron"] = Field("megatron", description="what runs the teacher")
+    python: str | None = Field(
+        None, description="interpreter that the teacher runs in, for an engine in an environment of its own"
+    )
     tensor_model_parallel_size: int = Field(1, ge=1, description="ranks that share each layer")
     pipeline_model_parallel_size: int = Field(1, ge=1, description="ranks that share the stack of layers")
     context_parallel_size: int = Field(1, ge=1, description="ranks that share a sequence")
@@ -41,6 +46,31 @@ class TeacherResourceConfig(Section):
         known = {key: value for key, value in given.items() if key in cls.model_fields}
         return {**known, "megatron_cfg_overrides": {**overrides, **extra}} if extra else given
 
+    @property
+    def model_parallel_sizes(self) -> dict[str, int]:
+        """Over how many ranks one replica of the teacher is spread, and along what."""
+        return {
+            "tensor_model_parallel_size": self.tensor_model_parallel_size,
+            "pipeline_model_parallel_size": self.pipeline_model_parallel_size,
+            "context_parallel_size": self.context_parallel_size,
+        }
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the teacher: one a GPU; without GPUs one replica of the model."""
+        return self.num_nodes * self.gpus_per_node or math.prod(self.model_parallel_sizes.values())
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model among its ranks."""
+        return self.ranks // math.prod(self.model_parallel_sizes.values())
+
+    def laid_over(self, default: TeacherResourceConfig) -> TeacherResourceConfig:
+        """*default*, changed where this says something itself."""
+        said = {name: getattr(self, name) for name in self.model_fields_set}
+        overrides = {**default.megatron_cfg_overrides, **self.megatron_cfg_overrides}
+        return default.model_copy(update={**said, "megatron_cfg_overrides": overrides})
+
 
 class NonColocatedTeachersConfig(Section):
     """Teachers on resources of their own."""
@@ -50,8 +80,28 @@ class NonColocatedTeachersConfig(Section):
         default_factory=TeacherResourceConfig, description="resources of a teacher without an override"
     )
     teacher_overrides: dict[str, TeacherResourceConfig] = Field(
-        default_factory=dict, description="resources by teacher alias"
+        default_factory=dict, description="by teacher alias: what differs from default_teacher_cfg"
     )
+
+    @model_validator(mode="after")
+    def _complete_overrides(self) -> NonColocatedTeachersConfig:
+        """Each override is kept whole, so that a saved, resolved recipe means the same."""
+        default = self.default_teacher_cfg
+        complete = {alias: override.laid_over(default) for alias, override in self.teacher_overrides.items()}
+        self.__dict__["teacher_overrides"] = complete  # what is read from now on is frozen
+        return self
+
+    def resources(self, aliases: Sequence[str]) -> TeacherResourceConfig:
+        """What the one teacher that answers to *aliases* runs on. Raises ConfigError where they disagree."""
+        said = {alias: self.teacher_overrides[alias] for alias in aliases if alias in self.teacher_overrides}
+        first = next(iter(said), None)
+        for alias in (alias for alias, resources in said.items() if first is not None and resources != said[first]):
+            raise ConfigError(
+                f"on_policy_distillation.non_colocated_teachers.teacher_overrides: {first!r} and {alias!r} are one "
+                "checkpoint, loaded once, and ask for different resources; make them equal, keep one of them, or set "
+                "deduplicate_shared_teacher_checkpoints to false"
+            )
+        return self.default_teacher_cfg if first is None else said[first]
 
 
 class OnPolicyDistillationFullConfig(Section):
@@ -135,6 +185,14 @@ class OnPolicyDistillationConfig(Section):
     )
     topk_stats_k: int = Field(16, ge=1, description="how many ids a token")
     topk_stats_max_tokens: int | None = Field(None, ge=1, description="tokens a step that are kept at most; null = all")
+
+    @property
+    def aliases_by_teacher(self) -> list[tuple[str, ...]]:
+        """The aliases of each teacher that is loaded, in the order of the map; one checkpoint's together if shared."""
+        groups: dict[str, list[str]] = {}
+        for alias, model in self.teacher_model_by_agent_name.items():
+            groups.setdefault(model if self.deduplicate_shared_teacher_checkpoints else alias, []).append(alias)
+        return [tuple(aliases) for aliases in groups.values()]
 
     @model_validator(mode="after")
     def _clip_in_order(self) -> OnPolicyDistillationConfig:

@@ -14,6 +14,15 @@ class AsyncGRPOConfig(Section):
 
     enabled: bool = Field(False, description="generate while training; false = strictly on policy")
     max_staleness: int = Field(1, ge=0, description="weight versions a sample may lag behind the step that trains it")
+    sampler: Literal["in_order", "windowed", "first_ready"] = Field(
+        "in_order", description="which groups a step takes: the oldest; or finished ones that overtake late ones"
+    )
+    sampler_window: int | None = Field(
+        None, ge=1, description="groups admitted so many places after a late one wait for it; null = half a step + 1"
+    )
+    max_buffered_rows: int | None = Field(
+        None, ge=1, description="rows admitted and in no step yet, past which no more are admitted; null = no bound"
+    )
 
     @property
     def window(self) -> int:

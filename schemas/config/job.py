@@ -24,6 +24,9 @@ class StoreConfig(Section):
     durability: Literal["process", "power"] = Field(
         "process", description="what a commit survives: a killed process, or (slower) a power cut too"
     )
+    max_buffered_bytes: int | None = Field(
+        None, ge=1, description="bytes of rows in no step yet, past which no more are admitted; null = no bound"
+    )
     retention: Literal["never"] | int = Field(
         "never", description="steps after which a checkpointed step's rows are cleared; never = keep all"
     )
@@ -71,6 +74,10 @@ class CheckpointingConfig(Section):
 
     period: int = Field(20, ge=1, description="steps between checkpoints")
     keep: int | None = Field(2, ge=1, description="newest checkpoints that stay; null = all")
+    metric_name: str | None = Field(
+        None, min_length=1, description="metric of a step by which the best checkpoint stays too; null = none"
+    )
+    higher_is_better: bool = Field(True, description="whether the largest value of that metric is the best")
 
 
 class LoggerConfig(Section):
@@ -85,6 +92,14 @@ class ClusterConfig(Section):
 
     address: str | None = Field(None, description="a Ray cluster to join; null = RAY_ADDRESS, else a local one")
     threads_per_worker: int = Field(1, ge=1, description="CPU threads of each worker's arithmetic; changes last bits")
+    segment_size: int | None = Field(
+        None, ge=1, description="nodes of an NVLink segment at most; a teacher stays inside one; null = anywhere"
+    )
+    num_nodes: int | None = Field(
+        None, ge=1, description="nodes that --dry-run plans for; null = this machine; a run takes what is there"
+    )
+    gpus_per_node: int = Field(0, ge=0, description="GPUs of each of them")
+    gpu_memory_gb: float = Field(80.0, gt=0, description="memory of each GPU in GB, for --dry-run")
 
 
 class FailuresConfig(Section):

@@ -45,6 +45,16 @@ class GeneratorConfig(Section):
     replicas: int = Field(1, ge=1, description="generators side by side")
     gpus: float = Field(0, ge=0, description="GPUs of a generator")
     batch_size: int = Field(256, ge=1, description="prompts that one generator takes at once")
+    logprobs_mode: Literal["raw", "processed"] = Field(
+        "raw", description="where vllm takes log-probs: before top_p and top_k, or after its own processing"
+    )
+    weight_update: Literal["drain", "abort"] = Field(
+        "drain", description="requests that run when weights are published: finished first, or started again"
+    )
+    gpu_memory_utilization: float = Field(0.85, gt=0, le=1, description="share of the GPU that vllm takes")
+    kv_cache_bytes: int | None = Field(
+        None, ge=1, description="KV cache of vllm on a CPU; null = enough for batch_size sequences, 4 GiB at most"
+    )
     sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="how training samples are drawn")
 
 
@@ -82,6 +92,9 @@ class TrainerConfig(Section):
     context_parallel_size: int = Field(1, ge=1, description="ranks that share a sequence")
     gradient_checkpointing: bool = Field(
         False, description="compute activations again in the backward pass: less memory, more time"
+    )
+    sequence_packing: bool = Field(
+        False, description="megatron alone: rows of a micro-batch behind each other in one line, without padding"
     )
 
     @property

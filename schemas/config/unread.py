@@ -29,6 +29,7 @@ _CLIP = ("ratio_clip_min", "ratio_clip_max", "ratio_clip_c")
 _BOUNDS = ("truncated_importance_sampling_ratio", "truncated_importance_sampling_ratio_min")
 _TRUNCATION = ("truncated_importance_sampling_type", *_BOUNDS)
 _PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+_VLLM = ("logprobs_mode", "weight_update", "gpu_memory_utilization", "kv_cache_bytes")
 _GROUP = ("use_leave_one_out_baseline", "normalize_rewards")
 _RATIO = ("disable_ppo_ratio", "use_cispo", "force_on_policy_ratio", "sequence_level_importance_ratios")
 _POLICY_GRADIENT = (
@@ -59,6 +60,10 @@ def _rewards_are_compared(config: RunConfig) -> bool:
 
 def _opd_without_rewards(config: RunConfig) -> bool:
     return config.on_policy_distillation.enabled and not config.on_policy_distillation.use_orm_advantage
+
+
+def _never_ahead(config: RunConfig) -> bool:
+    return config.grpo.async_grpo.enabled and config.grpo.async_grpo.window == 0
 
 
 TABLE: tuple[Unread, ...] = (
@@ -121,11 +126,34 @@ TABLE: tuple[Unread, ...] = (
         "log_token_stats is false",
     ),
     Unread(
+        "grpo.async_grpo",
+        ("sampler", "max_buffered_rows"),
+        _never_ahead,
+        "max_staleness 0 admits one step at a time",
+    ),
+    Unread("store", ("max_buffered_bytes",), _never_ahead, "max_staleness 0 admits one step at a time"),
+    Unread(
+        "grpo.async_grpo",
+        ("sampler_window",),
+        lambda c: c.grpo.async_grpo.enabled and c.grpo.async_grpo.sampler != "windowed",
+        "only the sampler windowed has a window",
+    ),
+    Unread(
         "store",
         ("payload_retention",),
         lambda c: not (_full(c) or _top_k(c)),
         "sampled-token distillation stores no payload",
     ),
+    Unread(
+        "checkpointing",
+        ("metric_name",),
+        lambda c: c.checkpointing.keep is None,
+        "keep is null, so that every checkpoint stays",
+    ),
+    Unread(
+        "checkpointing", ("higher_is_better",), lambda c: c.checkpointing.metric_name is None, "metric_name is null"
+    ),
+    Unread("generator", _VLLM, lambda c: c.generator.engine != "vllm", "only the vllm engine reads it"),
     Unread("trainer", _PARALLEL, lambda c: c.trainer.engine == "hf", "the hf engine trains on one rank"),
     Unread(
         "trainer.scheduler", ("min_lr_ratio",), lambda c: c.trainer.scheduler.decay == "constant", "decay is constant"

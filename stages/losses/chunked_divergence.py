@@ -18,7 +18,8 @@ from torch import distributed as dist
 from schemas.errors import InputError
 from stages.collectives import all_sum
 from stages.losses.divergences import Divergence
-from stages.losses.projection import CHUNK_NUMBERS, Logits, project_back
+from stages.losses.memory import CHUNK_NUMBERS
+from stages.losses.projection import Logits, project_back
 from stages.vocab_parallel import log_softmax, wide
 
 

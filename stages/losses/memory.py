@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from schemas.errors import InputError
-from stages.losses.projection import CHUNK_NUMBERS
 
 if TYPE_CHECKING:
     from schemas.config import OnPolicyDistillationFullConfig
+
+#: Numbers in one chunk of logits (32 MiB of float32), and in one block of a head that is widened to float32.
+CHUNK_NUMBERS = 2**23
 
 ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
 

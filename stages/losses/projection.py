@@ -12,10 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stages.losses.memory import CHUNK_NUMBERS
 from stages.vocab_parallel import wide
-
-#: Numbers in one chunk of logits (32 MiB of float32), and in one block of a head that is widened to float32.
-CHUNK_NUMBERS = 2**23
 
 
 class Logits(NamedTuple):

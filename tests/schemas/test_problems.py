@@ -17,7 +17,7 @@ from schemas.errors import ConfigError
         ({"data__train": [{"pth": "x"}]}, "data.train.0.pth: unknown key (did you mean 'path'?)"),
         ({"policy": {}}, "policy.model: is required (checkpoint that training starts from)"),
         ({"grpo": 3}, "grpo: expected a mapping of keys, got 3"),
-        ({"generator__engine": "hg"}, "generator.engine: expected 'hf', got 'hg'"),
+        ({"generator__engine": "hg"}, "generator.engine: expected 'hf' or 'vllm', got 'hg'"),
         ({"run__name": 5}, "run.name: expected a valid string, got 5"),
         ({"failures__deadline_s": float("nan")}, "failures.deadline_s: expected a finite number, got nan"),
     ],

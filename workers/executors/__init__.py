@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dataplane import DataPlane
+from workers.executors.status import Status, describe
 from workers.ranks import Ranks
 from workers.roles import Role
+from workers.teachers.placement import Bundles
 
 
 class BuildRole(Protocol):
@@ -22,7 +24,7 @@ class RoleSpec:
     """A role to host: how to make it, and what its *ranks* processes need each.
 
     What a *stateful* role holds is gone when a process of it is lost. *python* is the interpreter of its processes,
-    None the controller's own.
+    None the controller's own. *bundles* are reserved before any role is built; None takes what is free.
     """
 
     build: BuildRole
@@ -31,6 +33,7 @@ class RoleSpec:
     stateful: bool = False
     ranks: int = 1
     python: str | None = None
+    bundles: Bundles | None = None
 
 
 class RoleLost(Exception):
@@ -72,4 +75,12 @@ class Executor(Protocol):
         """Return when *until* holds. Raises DeadlinePassed, naming *what* was waited for."""
         ...
 
+    @property
+    def statuses(self) -> Mapping[str, Status]:
+        """What every role does, as far as that is known; asked from other threads too."""
+        ...
+
     def stop(self) -> None: ...
+
+
+__all__ = ["BuildRole", "Call", "Executor", "Meanwhile", "RoleLost", "RoleSpec", "Status", "describe"]

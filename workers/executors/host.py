@@ -6,7 +6,6 @@ import faulthandler
 import os
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import msgspec
 
 from dataplane import connect
 from workers.executors import BuildRole
+from workers.executors.status import Status, status_of
 from workers.ranks import ALONE, Ranks, meet, meeting_point, use_interface
 from workers.roles import Role
 
@@ -25,22 +25,6 @@ if TYPE_CHECKING:
 SETTLE_S = 0.02
 #: Seconds that a role with nothing to do waits for a change of the store before it looks again anyway.
 IDLE_S = 0.5
-
-
-@dataclass(frozen=True)
-class Status:
-    """The rows that a role has in hand, none when it waits for some; since when by its own clock, and for how long."""
-
-    task: str = ""
-    partition: str = ""
-    sample_ids: Sequence[str] = ()
-    since: float = 0.0
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        if not self.sample_ids:
-            return "waits for rows"
-        return f"runs {self.task} on {len(self.sample_ids)} samples ({self.sample_ids[0]} …) for {self.seconds:.1f} s"
 
 
 class RoleHost:
@@ -58,6 +42,7 @@ class RoleHost:
         self._meeting: TCPStore | None = None
         self._stopping = threading.Event()
         self._one_by_one = threading.Lock()
+        self._called: tuple[str, float] | None = None
 
     def open_meeting(self) -> tuple[str, int]:
         """Of the leader: where the other ranks find it."""
@@ -82,6 +67,14 @@ class RoleHost:
                 self.watched.wait(position, IDLE_S)
                 self._stopping.wait(SETTLE_S)
 
+    def answer(self, method: str, *arguments: Any) -> Any:
+        """What the controller calls: ``call``, and ``status`` says so meanwhile."""
+        self._called = method, time.monotonic()
+        try:
+            return self.call(method, *arguments)
+        finally:
+            self._called = None
+
     def call(self, method: str, *arguments: Any) -> Any:
         """Run a method of the role, on all its ranks unless it is the leader's alone."""
         if self.ranks.size == 1 or method in self.role.leaders_own:
@@ -98,10 +91,7 @@ class RoleHost:
 
     def status(self) -> Status:
         """What the role does now; answered while it does it."""
-        busy = self.role.busy()
-        if busy is None:
-            return Status()
-        return Status(busy.task, busy.partition, busy.sample_ids, busy.since, time.monotonic() - busy.since)
+        return status_of(self.role, self._called)
 
     def stop(self) -> None:
         self._stopping.set()

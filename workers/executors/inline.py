@@ -9,7 +9,8 @@ import torch
 
 from dataplane import DataPlane
 from schemas.errors import DeadlinePassed, InputError
-from workers.executors import Call, Meanwhile, RoleSpec
+from workers.executors import Call, Meanwhile, RoleSpec, Status
+from workers.executors.status import status_of
 from workers.ranks import ALONE
 from workers.roles import Role
 
@@ -55,6 +56,11 @@ class InlineExecutor:
                 raise DeadlinePassed(
                     f"{what}: nothing is left that any worker could do; `opd sql` on the run shows its rows"
                 )
+
+    @property
+    def statuses(self) -> dict[str, Status]:
+        """What every role does."""
+        return {name: status_of(role) for name, role in list(self.roles.items())}
 
     def stop(self) -> None:
         self.roles.clear()

@@ -20,8 +20,9 @@ from typing import Any, Protocol
 from dataplane import DataPlane
 from dataplane.scratch import own_folder
 from schemas.errors import DeadlinePassed, InputError, JobFailed, OpdError
-from workers.executors import Meanwhile, RoleLost, RoleSpec
-from workers.executors.host import HostSettings, RoleHost, Status
+from workers.executors import Meanwhile, RoleLost, RoleSpec, Status, describe
+from workers.executors.host import HostSettings, RoleHost
+from workers.teachers.cluster import TeacherCluster, reserve
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -72,6 +73,7 @@ class RayExecutor:
         self.clock = clock
         self._plane: DataPlane
         self._hosted: dict[str, Hosted] = {}
+        self._clusters: dict[str, TeacherCluster] = {}
         self._looked = 0.0
         self._folder: Path | None = None
         self._started = False
@@ -85,11 +87,13 @@ class RayExecutor:
         if self.address:
             ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
         else:
+            refuse_missing_interpreters(roles)
             self._folder = own_folder("ray")
             asked = sum(spec.cpus * spec.ranks for spec in roles.values())
             _start_local(max(os.cpu_count() or 1, asked), self._folder)
         self._started = True
         refuse_impossible(ray.cluster_resources(), roles)
+        self._clusters = reserve({name: spec.bundles for name, spec in roles.items() if spec.bundles is not None})
         self._hosted = {name: Hosted(spec) for name, spec in roles.items()}
         begun = {name: self._spawn(name) for name in roles}
         for name in roles:
@@ -101,15 +105,20 @@ class RayExecutor:
 
         hosted, settings = self._hosted[name], self.settings
         spec = hosted.spec
-        actor = ray.remote(RoleHost).options(
-            num_cpus=spec.cpus,
-            num_gpus=spec.gpus,
-            max_concurrency=4,
-            max_restarts=0,
-            runtime_env={"py_executable": str(Path(spec.python).absolute())} if spec.python else None,
-        )
+        options: dict[str, Any] = {
+            "num_cpus": spec.cpus,
+            "num_gpus": spec.gpus,
+            "max_concurrency": 4,
+            "max_restarts": 0,
+        }
+        if spec.python is not None:
+            options["runtime_env"] = {"py_executable": str(Path(spec.python).absolute())}
+        cluster = self._clusters.get(name)
         hosted.actors = [
-            actor.remote(name, self._plane.address, settings, rank, spec.ranks) for rank in range(spec.ranks)
+            ray.remote(RoleHost)
+            .options(**{**options, **(cluster.options(rank) if cluster is not None else {})})
+            .remote(name, self._plane.address, settings, rank, spec.ranks)
+            for rank in range(spec.ranks)
         ]
         meeting = hosted.actors[0].open_meeting.remote() if spec.ranks > 1 else None
         return [host.begin.remote(spec.build, meeting) for host in hosted.actors]
@@ -142,6 +151,8 @@ class RayExecutor:
             for name in self._hosted:
                 self._end(name)
             self._hosted.clear()
+            for cluster in self._clusters.values():
+                cluster.free()
             with suppress(ray.exceptions.RayError):
                 ray.shutdown()
         if self._folder is not None:
@@ -160,7 +171,7 @@ class RayExecutor:
         return list(self._hosted)
 
     def submit(self, role: str, method: str, *arguments: Any) -> RayCall:
-        return RayCall(self, role, method, self._hosted[role].actors[0].call.remote(method, *arguments))
+        return RayCall(self, role, method, self._hosted[role].actors[0].answer.remote(method, *arguments))
 
     def loops(self, role: str) -> Sequence[Any]:
         """What the ranks of *role* run without end."""
@@ -181,17 +192,13 @@ class RayExecutor:
             if seen != position:
                 position, moved = seen, now
             if now - moved > 2 * deadline_s:
-                raise DeadlinePassed(f"{what}: nothing moved for {now - moved:.1f} s; {self.describe()}")
+                raise DeadlinePassed(f"{what}: nothing moved for {now - moved:.1f} s; {describe(self.statuses)}")
             self.clock.sleep(POLL_S)
 
     @property
     def statuses(self) -> dict[str, Status]:
         """What every role said last of what it does."""
-        return {name: hosted.status for name, hosted in self._hosted.items() if hosted.status is not None}
-
-    def describe(self) -> str:
-        """The same in a line."""
-        return "; ".join(f"{name} {status}" for name, status in self.statuses.items())
+        return {name: hosted.status for name, hosted in list(self._hosted.items()) if hosted.status is not None}
 
     # -- health ---------------------------------------------------------------------------------------
 
@@ -292,6 +299,14 @@ def _start_local(cpus: float, folder: Path) -> None:
         object_store_memory=128 * 2**20,
         _temp_dir=str(folder),
     )
+
+
+def refuse_missing_interpreters(roles: Mapping[str, RoleSpec]) -> None:
+    """Raise InputError for an interpreter that is not on this machine: Ray would wait for it without end."""
+    for name, python in ((name, spec.python) for name, spec in roles.items()):
+        if python is not None and not os.access(python, os.X_OK):
+            hint = "; `make test-engines` makes it" if ".venv-engines" in Path(python).parts else ""
+            raise InputError(f"{name}: no interpreter at {python}{hint}")
 
 
 def refuse_impossible(available: Mapping[str, float], roles: Mapping[str, RoleSpec]) -> None:

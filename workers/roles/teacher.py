@@ -13,13 +13,13 @@ from stages.routing import TeacherConfig
 from stages.teacher import Teacher
 from stages.topk_columns import TopKTeacher
 from workers.doctor import ROWS
-from workers.engines.hf_scorer import HFScorer
 from workers.full_vocabulary import payload_width
 from workers.invariants import SCORE_TOLERANCE, Check, differences
 from workers.loop import Worker
 from workers.partitions import SAMPLED
 from workers.ranks import ALONE, Ranks
 from workers.roles import Role
+from workers.teachers.resources import ROWS_A_TURN, load_teacher, teacher_engine
 from workers.tokenizer import HFTokenizer
 
 
@@ -38,12 +38,8 @@ class TeacherRole(Role):
         self.name = f"teacher:{teacher.alias}"
         self.index = checkpoints.index(teacher.model_name)
         vocabulary = len(HFTokenizer(config.policy.tokenizer or config.policy.model).vocabulary)
-        self.engine = HFScorer.load(
-            teacher.model_name,
-            config.policy.dtype,
-            batch_size=config.policy.logprob_batch_size,
-            vocabulary_size=vocabulary,
-        )
+        self.how = teacher_engine(config, teacher)
+        self.engine = load_teacher(teacher.model_name, self.how, vocabulary, ranks)
         self.workers = [
             self._scoring(SAMPLED, measured_shipment(vocabulary)),
             self._scoring(TRAIN, shipment_of(config, payload_width(config, vocabulary))),
@@ -70,10 +66,10 @@ class TeacherRole(Role):
             self.config.generator.sampling.temperature,
             ships,
             keep_nonfinite=self.config.on_policy_distillation.nonfinite_teacher_keeps_reward,
-            check_head=self.config.policy.dtype if full is not None and full.validate_decomposition else None,
+            check_head=self.how.dtype if full is not None and full.validate_decomposition else None,
         )
         where = {"teacher": list(self.teacher.aliases)}
-        return Worker(self.plane, partition, stage, limit=_ROWS_A_TURN, where=where, name=self.name, ranks=self.ranks)
+        return Worker(self.plane, partition, stage, limit=ROWS_A_TURN, where=where, name=self.name, ranks=self.ranks)
 
     def examine(self, step: int) -> list[Check]:
         """Some rows of a sealed step, scored again one by one: what is stored must come out again."""
@@ -88,7 +84,7 @@ class TeacherRole(Role):
             Check(
                 f"rescored.{self.teacher.alias}",
                 float(apart.max()) if len(apart) else 0.0,
-                SCORE_TOLERANCE[self.config.policy.dtype],
+                SCORE_TOLERANCE[self.how.dtype],
                 "the stored scores are not this teacher's: look at routing, alignment and padding",
             )
         ]
@@ -99,6 +95,3 @@ class TeacherRole(Role):
         while (output := self.top_k.run_once(step)) is not None:
             rows += len(output.sample_ids)
         return rows
-
-
-_ROWS_A_TURN = 1024
