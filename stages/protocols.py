@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from stages.topk import TopK
+    from stages.vocab_parallel import VocabularyShard
 
 #: Which tokens of each sequence are meant.
 Masks = Sequence[Sequence[bool]]
@@ -127,6 +128,7 @@ class PayloadScorer(TopKScorer, Protocol):
 MicroBatchLoss = Callable[["torch.Tensor", Batch], "torch.Tensor"]
 
 #: The same of ``(states_BSH, lm_head_VH, micro_batch)``, row t of the states being what token t is predicted from.
+#: Where the vocabulary is cut over ranks, the head is this rank's part.
 StatesLoss = Callable[["torch.Tensor", "torch.Tensor", Batch], "torch.Tensor"]
 
 
@@ -144,6 +146,11 @@ class TrainEngine(TopKScorer, Protocol):
 
     Every process asks its engine the same. Each replica runs the loss of its own rows; scores are everybody's.
     """
+
+    @property
+    def shard(self) -> VocabularyShard:
+        """Which ids this process's part of the LM head is of."""
+        ...
 
     def micro_batches(self, lengths: Sequence[int]) -> list[list[int]]:
         """The rows of this replica by index, a list for each micro-batch, in order. Known from the lengths alone."""

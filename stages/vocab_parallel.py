@@ -8,6 +8,7 @@ Without a group the whole vocabulary is here.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,32 @@ from torch import Tensor
 from torch import distributed as dist
 
 from stages.collectives import all_max, all_sum
+
+
+@dataclass(frozen=True)
+class VocabularyShard:
+    """Which ids this rank holds of a vocabulary cut over *group*: *size* of them from *first_id* on, padding included.
+
+    ``VocabularyShard()`` is a whole vocabulary.
+    """
+
+    first_id: int = 0
+    size: int | None = None
+    group: dist.ProcessGroup | None = None
+
+    def cut(self, whole: Tensor, dim: int = 0) -> Tensor:
+        """This rank's ids of a head [V, H], or of logits along their last *dim*."""
+        if self.size is None:
+            return whole
+        first = min(self.first_id, whole.shape[dim])
+        return whole.narrow(dim, first, min(self.size, whole.shape[dim] - first))
+
+    def real(self, vocabulary: int | None, held: int) -> int:
+        """How many of this rank's *held* leading ids are among the first *vocabulary*; None takes all."""
+        return held if vocabulary is None else min(max(vocabulary - self.first_id, 0), held)
+
+
+WHOLE = VocabularyShard()
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -30,8 +57,13 @@ def distributed_vocab_logsumexp(logits_NV: Tensor, group: dist.ProcessGroup | No
 def vocab_parallel_logprobs(
     logits_NV: Tensor, ids_N: Tensor, first_id: int = 0, group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """The log-prob of each token id; [N]. *first_id* is the id of this rank's first logit."""
+    """The log-prob of each token id, [N] or [N, K]. *first_id* is the id of this rank's first logit."""
     return _LogProb.apply(logits_NV, ids_N, first_id, group)
+
+
+def shared_states(states: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """*states* as they are; the gradients that come back from each rank's slice of the vocabulary are added up."""
+    return states if group is None else _Shared.apply(states, group)
 
 
 def vocab_parallel_reverse_kl(student_NV: Tensor, teacher_NV: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -66,19 +98,33 @@ class _LogProb(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, first_id: int, group: dist.ProcessGroup | None) -> Tensor:
         total = logsumexp(logits.to(wide(logits.dtype)), group)
-        here = (ids >= first_id) & (ids < first_id + logits.shape[1])
-        column = torch.where(here, ids - first_id, 0)
-        own = logits.gather(1, column[:, None])[:, 0].to(total.dtype) if logits.shape[1] else torch.zeros_like(total)
+        ids_NK = ids[:, None] if ids.dim() == 1 else ids
+        here = (ids_NK >= first_id) & (ids_NK < first_id + logits.shape[1])
+        column = torch.where(here, ids_NK - first_id, 0)
+        own = logits.gather(1, column).to(total.dtype) if logits.shape[1] else total.new_zeros(ids_NK.shape)
         ctx.save_for_backward(logits, total, here, column)
-        return all_sum(torch.where(here, own, 0.0), group) - total
+        found = all_sum(torch.where(here, own, 0.0), group) - total[:, None]
+        return found.view(ids.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         logits, total, here, column = ctx.saved_tensors
-        out = (logits - total[:, None]).exp() * -grad[:, None]
+        grad_NK = grad.reshape(here.shape)
+        out = (logits - total[:, None]).exp() * -grad_NK.sum(1, keepdim=True)
         if logits.shape[1]:
-            out.scatter_add_(1, column[:, None], torch.where(here, grad, 0.0)[:, None])
+            out.scatter_add_(1, column, torch.where(here, grad_NK, 0.0))
         return out.to(logits.dtype), None, None, None
+
+
+class _Shared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_sum(grad.contiguous().clone(), ctx.group), None
 
 
 class _ReverseKL(torch.autograd.Function):

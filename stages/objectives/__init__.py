@@ -22,6 +22,7 @@ from stages.objectives.full_vocabulary import FullVocabularyObjective
 from stages.objectives.policy_gradient import PolicyGradient
 from stages.objectives.top_k import TopKObjective
 from stages.protocols import TrainEngine
+from stages.vocab_parallel import WHOLE, VocabularyShard
 
 if TYPE_CHECKING:
     from schemas.config import RunConfig
@@ -72,11 +73,19 @@ class _Part(msgspec.Struct, array_like=True):
     computed: int
 
 
-def objective_of(config: RunConfig, vocabulary: int | None = None, heads: TeacherHeads | None = None) -> Objective:
-    """The objective that *config* asks for. *heads* turn stored hidden states into logits, where rows have such."""
+def objective_of(
+    config: RunConfig,
+    vocabulary: int | None = None,
+    heads: TeacherHeads | None = None,
+    shard: VocabularyShard = WHOLE,
+) -> Objective:
+    """The objective that *config* asks for. *heads* turn stored hidden states into logits, where rows have such.
+
+    Where the engine's LM head is cut over ranks, *shard* says which part is here; *heads* give the same part.
+    """
     temperature = config.generator.sampling.temperature
     if (full := get_opd_full_config(config)) is not None:
-        return FullVocabularyObjective(full, config.loss_fn.token_level_loss, temperature, vocabulary, heads)
+        return FullVocabularyObjective(full, config.loss_fn.token_level_loss, temperature, vocabulary, heads, shard)
     if (top := get_topk_loss_config(config)) is not None:
-        return TopKObjective(top.direction, config.loss_fn.token_level_loss, temperature, vocabulary)
+        return TopKObjective(top.direction, config.loss_fn.token_level_loss, temperature, vocabulary, shard)
     return PolicyGradient(config.loss_fn, temperature)

@@ -24,6 +24,7 @@ from stages.losses.reduce import Loss
 from stages.losses.teacher_heads import TeacherHeads
 from stages.payload import read_payload
 from stages.protocols import TrainEngine
+from stages.vocab_parallel import WHOLE, VocabularyShard
 
 #: Largest |cross-entropy − entropy − reverse KL| of a token, in nats, that float32 rounding explains.
 DECOMPOSITION_TOLERANCE = 1e-2
@@ -31,13 +32,17 @@ DECOMPOSITION_TOLERANCE = 1e-2
 
 @dataclass
 class FullVocabularyObjective:
-    """Hidden states are compared at temperature 1, logits at the sampling temperature."""
+    """Hidden states are compared at temperature 1, logits at the sampling temperature.
+
+    *shard* says which ids the engine's part of the head is of; *heads* are cut at the same ids.
+    """
 
     full: OnPolicyDistillationFullConfig
     token_level: bool = True
     temperature: float = 1.0
     vocabulary: int | None = None
     heads: TeacherHeads | None = None
+    shard: VocabularyShard = WHOLE
 
     @property
     def payload(self) -> str:
@@ -57,6 +62,8 @@ class FullVocabularyObjective:
             temperature=1.0 if self.full.teacher_payload == "hidden_states" else self.temperature,
             chunk_size=self.full.chunk_size,
             vocabulary=self.vocabulary,
+            first_id=self.shard.first_id,
+            group=self.shard.group,
         )
 
     def __call__(self, engine: TrainEngine, batch: Batch, counts: Counts) -> list[Loss]:
@@ -91,10 +98,14 @@ class FullVocabularyObjective:
         return FullBatch(
             token_mask=micro.padded("token_mask").to(device),
             sample_mask=micro.tensor("sample_mask").to(device),
-            payload=read_payload(micro, self.payload).to(device),
+            payload=self._payload(micro).to(device),
             teacher_index=None if index is None else index.to(device),
             heads=heads,
         )
+
+    def _payload(self, micro: Batch) -> Tensor:
+        vectors = read_payload(micro, self.payload)
+        return self.shard.cut(vectors, dim=2) if self.full.teacher_payload == "logits" else vectors
 
     def _checked(self, states_BSH: Tensor, head_VH: Tensor, columns: FullBatch) -> float:
         error = decomposition_error(states_BSH, head_VH, columns, self.how)

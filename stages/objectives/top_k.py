@@ -13,16 +13,21 @@ from stages.losses.reduce import Loss
 from stages.losses.top_k import TopKBatch, topk_loss
 from stages.protocols import TrainEngine
 from stages.top_columns import read_top
+from stages.vocab_parallel import WHOLE, VocabularyShard
 
 
 @dataclass
 class TopKObjective:
-    """Ids from *vocabulary* on are padding of the student's head, outside its softmax."""
+    """Ids from *vocabulary* on are padding of the student's head, outside its softmax.
+
+    *shard* says which ids the engine's part of the head is of.
+    """
 
     direction: Literal["reverse", "forward"] = "reverse"
     token_level: bool = True
     temperature: float = 1.0
     vocabulary: int | None = None
+    shard: VocabularyShard = WHOLE
     reads: tuple[str, ...] = (
         *("input_ids", "token_mask", "sample_mask", "advantages"),
         *("teacher_topk_ids", "teacher_topk_logprobs"),
@@ -40,12 +45,13 @@ class TopKObjective:
             results.append(
                 topk_loss(
                     states_BSH,
-                    head_VH[: self.vocabulary],
+                    head_VH[: self.shard.real(self.vocabulary, len(head_VH))],
                     columns,
                     counts,
                     direction=self.direction,
                     temperature=self.temperature,
                     token_level=self.token_level,
+                    shard=self.shard,
                 )
             )
             return results[-1].loss

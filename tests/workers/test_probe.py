@@ -13,14 +13,22 @@ from workers.rundir import RunDir
 
 
 def test_the_fixed_sequences_are_the_same_for_everybody_and_inside_the_vocabulary():
-    assert [len(ids) for ids in fixed_sequences(11)] == [3, 5, 8, 13]
-    assert fixed_sequences(11) == fixed_sequences(11) and max(map(max, fixed_sequences(11))) < 11
+    assert [len(ids) for ids in fixed_sequences(11, 32)] == [3, 5, 8, 13]
+    assert fixed_sequences(11, 32) == fixed_sequences(11, 130) and max(map(max, fixed_sequences(11, 32))) < 11
+
+
+def test_one_of_them_is_longer_than_a_block_of_a_prefix_cache_where_that_fits():
+    assert [len(ids) for ids in fixed_sequences(11, 131)] == [3, 5, 8, 13, 131]
 
 
 def test_other_weights_are_told_apart():
-    assert same(scores(PosLM()), scores(PosLM()) + 5e-4)
-    assert not same(scores(PosLM()), scores(PosLM(factor=1.01)))
-    assert scores(PosLM()).shape == torch.Size([29])
+    assert same(scores(PosLM(), 32), scores(PosLM(), 32) + 5e-4)
+    assert not same(scores(PosLM(), 32), scores(PosLM(factor=1.01), 32))
+    assert scores(PosLM(), 32).shape == torch.Size([29])
+
+
+def test_half_precision_is_allowed_what_its_rounding_explains():
+    assert same(torch.zeros(3), torch.full((3,), 0.1), "bfloat16") and not same(torch.zeros(3), torch.full((3,), 0.1))
 
 
 def test_a_generator_that_ignores_the_update_stops_the_job_at_the_first_new_version(checkpoints, prompt_file, tmp_path):
@@ -33,7 +41,7 @@ def test_a_generator_that_ignores_the_update_stops_the_job_at_the_first_new_vers
         engine.load_weights = ignore
 
     config = small_config(checkpoints, prompt_file, trainer__optimizer__lr=0.05)
-    with pytest.raises(JobFailed, match=r"generator: after loading version \d twice its scores of four fixed"):
+    with pytest.raises(JobFailed, match=r"generator: after loading version \d twice its scores of the fixed"):
         run(config, tmp_path / "run", break_roles=break_roles)
     failed = query(
         RunDir(tmp_path / "run"), "select worker, count(*) from events where kind = 'sync_failed' group by 1"

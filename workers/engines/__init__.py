@@ -38,6 +38,14 @@ class SyncedGenerator(Generator, Protocol):
         ...
 
 
+class InterruptibleGenerator(SyncedGenerator, Protocol):
+    """One that can drop what it is sampling when weights are published."""
+
+    def follow(self, newest: Callable[[], int], load_newest: Callable[[], None]) -> None:
+        """Ask *newest* for the published version while requests run; on another one drop them, load, begin again."""
+        ...
+
+
 class Trainer(TrainEngine, PayloadScorer, Protocol):
     """A training engine with a state that is published, saved and restored. All its ranks are asked alike."""
 

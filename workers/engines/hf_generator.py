@@ -67,7 +67,9 @@ class HFGenerator:
         by_length = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
         for start in range(0, len(prompts), self.batch_size):
             rows = by_length[start : start + self.batch_size]
-            part = self._generate(*([given[row] for row in rows] for given in (sample_ids, prompts, sampling)))
+            part = self._generate(
+                [sample_ids[row] for row in rows], [prompts[row] for row in rows], [sampling[row] for row in rows]
+            )
             done |= zip(rows, part, strict=True)
         return [done[row] for row in range(len(prompts))]
 
@@ -90,7 +92,7 @@ class HFGenerator:
                 kept = torch.from_numpy(np.flatnonzero(alive)).to(self.model.device)
                 token, rows, alive = token[kept], rows[alive], alive[alive]
                 decoding.keep(kept)
-                draw = _Draw([sampling[row] for row in rows], self.model.device)
+                draw = _Draw([sampling[row] for row in rows.tolist()], self.model.device)
             decoding.feed(token)
         return written.completions(self.version)
 

@@ -42,7 +42,7 @@ def _find(path: str | Path) -> tuple[Path, str]:
     directory = Path(path)
     config = _config(directory)
     assert_plain_lm_head(config, str(path))
-    where = _tensors(directory)
+    where = tensor_files(directory)
     bias = next((name.replace("weight", "bias") for name in HEADS if name.replace("weight", "bias") in where), None)
     if bias is not None:
         raise InputError(
@@ -63,8 +63,8 @@ def _config(directory: Path) -> dict[str, Any]:
     return config.get("text_config", config)
 
 
-def _tensors(directory: Path) -> dict[str, str]:
-    """The file of each tensor by name."""
+def tensor_files(directory: Path) -> dict[str, str]:
+    """The file of each tensor by name. Raises InputError where there is no safetensors file."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         weights: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]

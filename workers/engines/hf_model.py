@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from schemas.errors import InputError
-from stages.losses.projection import CHUNK_NUMBERS
+from stages.losses.memory import CHUNK_NUMBERS
 from stages.vocabulary import assert_plain_lm_head
 
 #: A transformers model with ``base_model``, ``lm_head`` and ``config``; transformers comes without types.

@@ -12,6 +12,7 @@ from stages.losses.full_vocabulary import shift_states
 from stages.losses.projection import blocks, project
 from stages.protocols import Ask, Masks, Scores
 from stages.topk import TopK, top_k
+from stages.vocab_parallel import WHOLE
 from workers.engines.batching import MicroBatch
 from workers.engines.hf_model import (
     CausalLM,
@@ -33,6 +34,8 @@ class HFScorer:
     At most ``batch_size`` sequences and ``batch_tokens`` tokens share a forward pass. Ids from *vocabulary_size* on
     are padding of the LM head: outside every softmax, in no result.
     """
+
+    shard = WHOLE
 
     def __init__(
         self,

@@ -88,7 +88,7 @@ class HFTrainer(HFScorer):
     def take_gradient(self) -> torch.Tensor:
         """Norm of each parameter's gradient and its projection on a fixed direction, [2 P]; gradients are cleared."""
         self._sum_gradients()
-        numbers = [number for parameter in self.model.parameters() for number in _summary(parameter)]
+        numbers = [number for parameter in self.model.parameters() for number in gradient_summary(parameter.grad)]
         self.optimizer.zero_grad(set_to_none=True)
         return torch.tensor(numbers, dtype=torch.float64)
 
@@ -186,10 +186,10 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def _summary(parameter: torch.nn.Parameter) -> tuple[float, float]:
-    """Norm of the gradient and its projection on a direction that is the same every time."""
+def gradient_summary(gradient: torch.Tensor | None) -> tuple[float, float]:
+    """Norm of a gradient and its projection on a direction that is the same every time."""
     squares = projection = 0.0
-    pieces = () if parameter.grad is None else parameter.grad.flatten().split(_PIECE)
+    pieces = () if gradient is None else gradient.flatten().split(_PIECE)
     for number, piece in enumerate(pieces):
         values = piece.double()
         direction = torch.arange(len(values), device=values.device, dtype=torch.float64).add(number).cos()

@@ -25,7 +25,7 @@ def spread(
     """*run* on every micro-batch, somewhere; what each row got, in the order of *lengths*, on every rank."""
     shares = plan(lengths, ranks.size, rows=rows, tokens=tokens)
     mine = [named for part in shares[ranks.rank] for named in run(part)]
-    results = [mine] if ranks.size == 1 else [_decode(message) for message in ranks.gather(_encode(mine))]
+    results = [mine] if ranks.size == 1 else [decode(message) for message in ranks.gather(encode(mine))]
     by_row = {
         row: named
         for share, part in zip(shares, results, strict=True)
@@ -34,11 +34,13 @@ def spread(
     return [by_row[row] for row in range(len(lengths))]
 
 
-def _encode(results: Sequence[Named]) -> bytes:
+def encode(results: Sequence[Named]) -> bytes:
+    """*results* as safetensors."""
     return save({f"{at}.{name}": t.contiguous() for at, named in enumerate(results) for name, t in named.items()})
 
 
-def _decode(message: bytes) -> list[Named]:
+def decode(message: bytes) -> list[Named]:
+    """What :func:`encode` was given."""
     results: list[Named] = []
     found = {tuple(key.split(".", 1)): tensor for key, tensor in load(message).items()}
     for at, name in sorted(found, key=lambda key: int(key[0])):

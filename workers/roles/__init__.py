@@ -37,6 +37,10 @@ class Role:
         """What one of its workers is doing, if any is."""
         return next((worker.busy for worker in (*self.workers, *self.called) if worker.busy), None)
 
+    def idle_since(self) -> float:
+        """When one of its workers had rows in hand last (monotonic seconds)."""
+        return max((worker.ended for worker in (*self.workers, *self.called)), default=0.0)
+
     def take_work(self) -> Work:
         """What its workers did since the last call, together."""
         done = [worker.take_work() for worker in (*self.workers, *self.called)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from dataplane import DataPlane
 from schemas.columns import TRAIN, VALIDATION
@@ -11,7 +12,7 @@ from schemas.errors import CorruptData
 from schemas.records import Weights
 from stages.checkers import reward
 from stages.generate import Generate
-from workers.engines import build_generator
+from workers.engines import InterruptibleGenerator, build_generator
 from workers.loop import Worker
 from workers.partitions import SAMPLED
 from workers.probe import refuse, same, scores
@@ -28,7 +29,10 @@ class GeneratorRole(Role):
         self.name = name
         self.plane = plane
         tokenizer = HFTokenizer(config.policy.tokenizer or config.policy.model)
+        self.policy = config.policy
         self.engine = build_generator(config, tokenizer.stop_ids, len(tokenizer.vocabulary))
+        if config.generator.weight_update == "abort":
+            cast("InterruptibleGenerator", self.engine).follow(self._newest_version, self.load_newest)
         stage = Generate(self.engine, tokenizer, reward)
         self.workers = [
             Worker(plane, partition, stage, limit=config.generator.batch_size, name=self.name, prepare=self.load_newest)
@@ -62,11 +66,16 @@ class GeneratorRole(Role):
         tensors, expected = read_weights(path)
         for _ in range(2):
             self.engine.load_weights(tensors, version)
-            found = scores(self.engine.scorer())
-            if same(expected, found):
+            found = scores(self.engine.scorer(), self.policy.max_total_sequence_length)
+            if same(expected, found, self.policy.dtype):
                 return
             self.plane.event("sync_failed", worker=self.name, version=version)
-        refuse(self.name, version, expected, found)
+        refuse(self.name, version, expected, found, self.policy.dtype)
+
+    def _newest_version(self) -> int:
+        """What is published, or nothing newer while a run goes back and has not written it yet."""
+        newest = self._newest()
+        return newest.version if newest is not None and Path(newest.path).exists() else self.engine.version
 
     def _newest(self) -> Weights | None:
         published = self.plane.published()

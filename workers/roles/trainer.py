@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from dataplane import DataPlane
 from schemas.columns import TEACHER_LOGITS, TRAIN
 from schemas.config import RunConfig, get_opd_full_config
@@ -22,7 +24,7 @@ from stages.reference import Reference
 from stages.student import Student
 from stages.topk_columns import TopKStudent
 from stages.train import Train
-from workers.checkpoints import save_checkpoint
+from workers.checkpoints import CheckpointWriter
 from workers.doctor import ROWS
 from workers.engines import build_scorer, build_trainer
 from workers.engines.hf_head import load_head
@@ -44,6 +46,7 @@ class TrainerRole(Role):
     """
 
     name = "trainer"
+    leaders_own = Role.leaders_own | {"whole_checkpoints"}
 
     def __init__(
         self,
@@ -60,11 +63,12 @@ class TrainerRole(Role):
         self.tokenizer = HFTokenizer(config.policy.tokenizer or config.policy.model)
         self.vocabulary = len(self.tokenizer.vocabulary)
         self.engine = build_trainer(config, self.vocabulary, ranks)
-        self.objective = objective_of(config, self.vocabulary, self._teacher_heads(checkpoints))
+        self.objective = objective_of(config, self.vocabulary, self._teacher_heads(checkpoints), self.engine.shard)
         worker = partial(Worker, plane, rows_may_fail=False, name=self.name, ranks=ranks)
         self.step_workers = [worker(partition=TRAIN, stage=stage) for stage in self._step_stages()]
         self.divergence = worker(partition=SAMPLED, stage=Divergence(self.engine))
         self.called = [*self.step_workers, self.divergence]
+        self.checkpoints = CheckpointWriter(run_dir.checkpoints, ranks)
 
     def _step_stages(self) -> list[Stage]:
         """What happens to a sealed step, in order."""
@@ -93,7 +97,11 @@ class TrainerRole(Role):
         full = get_opd_full_config(self.config)
         if full is None or full.teacher_payload == "logits":
             return None
-        return TeacherHeads(checkpoints, load_head, full.teacher_lm_head_lifecycle, self.engine.device)
+
+        def load(path: str) -> torch.Tensor:
+            return self.engine.shard.cut(load_head(path))
+
+        return TeacherHeads(checkpoints, load, full.teacher_lm_head_lifecycle, self.engine.device)
 
     def examine(self, step: int) -> list[Check]:
         """The invariants on some rows of a sealed step that these very weights sampled; nothing changes."""
@@ -143,17 +151,24 @@ class TrainerRole(Role):
 
     def publish(self, version: int) -> str:
         """Write the current weights as *version*; their path."""
-        tensors, probe = self.engine.weights(), scores(self.engine)
+        tensors = self.engine.weights()
+        probe = scores(self.engine, self.config.policy.max_total_sequence_length)
         return str(publish_weights(self.run_dir.weights, version, tensors, probe)) if self.ranks.leader else ""
 
-    def checkpoint(self, step: int) -> str:
-        """Write a resumable checkpoint; its path."""
+    def begin_checkpoint(self, step: int) -> None:
+        """Copy the state and start to write it; ``whole_checkpoints`` tells when it is there."""
+        write = self.engine.snapshot()
 
-        def write(directory: Path) -> None:
-            self.engine.snapshot()(directory)
-            self.tokenizer.save(directory)
+        def write_all(directory: Path) -> None:
+            write(directory)
+            if self.ranks.leader:
+                self.tokenizer.save(directory)
 
-        return str(save_checkpoint(self.run_dir.checkpoints, step, write))
+        self.checkpoints.begin(step, write_all)
+
+    def whole_checkpoints(self, wait: bool = False) -> list[tuple[int, str]]:
+        """(step, path) of the checkpoints finished since the last call; with *wait*, of all that were begun."""
+        return self.checkpoints.whole(wait=wait)
 
     def restore(self, path: str | None) -> None:
         """Continue from a checkpoint; without one, from the initial student, whatever was trained since."""
