@@ -9,24 +9,25 @@ student once and publishes version n. Every wait has a deadline and says what it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 from dataplane import DataPlane
 from schemas.columns import TRAIN
 from schemas.config import RunConfig
+from schemas.errors import OpdError
 from stages.protocols import Sampling
-from stages.routing import get_teacher_routing_metrics
 from workers.admission import Route, admit
 from workers.checkpoints import drop_checkpoints
 from workers.data import Order
 from workers.diagnostics import Diagnostics
 from workers.doctor import examine, settle
 from workers.executors import Executor, RoleLost
+from workers.measures import Measures
+from workers.overview import Overview
 from workers.report import Reporter
-from workers.resume import go_back, newest_checkpoint
+from workers.resume import best_checkpoint, go_back, newest_checkpoint
 from workers.rundir import RunDir
-from workers.validation import Validation
+from workers.validation import Validation, earlier_validations
+from workers.waiting import Waiting
 from workers.weights import drop_weights
 from workers.window import Window
 
@@ -60,15 +61,20 @@ class Controller:
         self.published = 0
         #: Prompts are admitted only while the weights that are to answer them are published.
         self.accepting = False
-        #: Processor seconds of this step that went into the executor, and through it into inline workers.
-        self._elsewhere_s = 0.0
+        #: Steps whose checkpoints are being written.
+        self.writing: set[int] = set()
         self.sealed = {step.step for step in plane.steps()}
         self.diagnostics = Diagnostics(config, plane, run_dir.diagnostics)
+        self.measures = Measures(config, plane, executor)
+        self.waiting = Waiting(plane, executor, report, self.admit, config.failures.deadline_s)
+        self.call = self.waiting.call
+        report.watch(Overview(self.waiting, window, lambda: executor.statuses))
         self.sampling = Sampling(**config.generator.sampling.model_dump(exclude_none=True), seed=config.run.seed)
 
     def resume(self) -> None:
         """Continue after the newest complete checkpoint, in a new epoch."""
         self.accepting = False
+        self.writing.clear()
         self.trained, path = newest_checkpoint(self.plane)
         self.published = self.trained
         self.call("trainer", "restore", path, what=f"restoring step {self.trained}")
@@ -76,21 +82,29 @@ class Controller:
         self.run_dir.write_metrics(self.plane.steps())
 
     def run(self) -> None:
-        """To the last step; when the trainer is lost, from the newest checkpoint again."""
+        """To the last step; when the trainer is lost, from the newest checkpoint again. What ends it is an event."""
         lost = None
         while True:
             try:
                 if lost is not None:
                     self.plane.event("restoring", worker=lost.role, reason=lost.reason)
                     self.resume()
-                return self._run()
+                self._run()
             except RoleLost as error:
                 lost = error
+            except OpdError as error:
+                self.plane.event("run_failed", step=self.trained, waited_for=self.waiting.what, reason=str(error))
+                raise
+            else:
+                self.plane.event("run_finished", step=self.trained)
+                return
 
     def _run(self) -> None:
         """From the newest weights to the last step."""
+        known = earlier_validations(self.plane, self.trained)
+        self.report.resumed(known)
         self.publish(self.trained)
-        if self.trained == 0:
+        if self.trained == 0 and not known:
             self.validate()
         while self.trained < self.config.grpo.max_num_steps:
             self.step(self.trained + 1)
@@ -99,14 +113,15 @@ class Controller:
 
     def step(self, step: int) -> None:
         """Everything that makes one step, in order."""
-        started, own, self._elsewhere_s = time.perf_counter(), time.thread_time(), 0.0
+        started, own_s = time.perf_counter(), time.thread_time()
+        self.waiting.take_elsewhere_seconds()
         self.collect(step)
         if step == 1:
             self.check_invariants(step)
         metrics = self.train(step)
         self.publish(step)
-        own_s = time.thread_time() - own - self._elsewhere_s
-        metrics |= self._speed(metrics["trained_tokens"], time.perf_counter() - started, own_s)
+        own_s = time.thread_time() - own_s - self.waiting.take_elsewhere_seconds()
+        metrics |= self.measures.speed(metrics, time.perf_counter() - started, own_s)
         metrics |= self.validate()
         self.record(step, metrics)
         self.checkpoint()
@@ -122,9 +137,8 @@ class Controller:
             members.extend(self.window.next_members(step) or [])
             return bool(members)
 
-        self.wait(
-            self.on_change(ready), f"step {step}: {self.config.grpo.num_samples_per_step} generated and scored samples"
-        )
+        wanted = self.config.grpo.num_samples_per_step
+        self.waiting.until(self.waiting.on_change(ready), f"step {step}: {wanted} generated and scored samples")
         self.plane.seal(step, members)
         self.sealed.add(step)
 
@@ -151,7 +165,7 @@ class Controller:
         metrics: dict[str, float] = self.call("trainer", "train_step", step, what=f"step {step}: training")
         self.trained = step
         counts = self.window.counts.of(step, metrics["trained_samples"])
-        return {"step": step, "weight_version": step - 1, **counts, **self._routing(step), **metrics}
+        return {"step": step, "weight_version": step - 1, **counts, **self.measures.samples(step), **metrics}
 
     def publish(self, version: int) -> None:
         """Write the student's weights and tell the generators; forget versions that nobody may load any more."""
@@ -165,10 +179,8 @@ class Controller:
         if not self.validation.due(self.trained, self.config.grpo.max_num_steps):
             return {}
         rows = self.validation.admit(self.plane, self.trained, self.route)
-        self.wait(
-            self.on_change(lambda: self.validation.complete(self.plane)),
-            f"validation of version {self.trained}: {rows} answers",
-        )
+        answered = self.waiting.on_change(lambda: self.validation.complete(self.plane))
+        self.waiting.until(answered, f"validation of version {self.trained}: {rows} answers")
         metrics = self.validation.metrics(self.plane, self.trained)
         metrics |= self.call("trainer", "measure_divergence", what="the exact KL")
         self.plane.event("validated", version=self.trained, **metrics)
@@ -182,83 +194,25 @@ class Controller:
         self.diagnostics.write(step, self.call)
 
     def checkpoint(self) -> None:
-        """A resumable state every period and after the last step."""
-        step = self.trained
-        if step % self.config.checkpointing.period and step != self.config.grpo.max_num_steps:
+        """Begin a resumable state every period and after the last step, and take note of those that are whole.
+
+        They are written while training goes on; only the last one is waited for.
+        """
+        step, last = self.trained, self.trained == self.config.grpo.max_num_steps
+        if last or step % self.config.checkpointing.period == 0:
+            self.call("trainer", "begin_checkpoint", step, what=f"checkpoint of step {step}")
+            self.writing.add(step)
+        if not self.writing:
             return
-        path = self.call("trainer", "checkpoint", step, what=f"checkpoint of step {step}")
-        self.plane.record_checkpoint(step, path)
+        for step, path in self.call("trainer", "whole_checkpoints", last, what="checkpoints to be written"):
+            self.writing.discard(step)
+            self.plane.record_checkpoint(step, path)
+            self.forget()
+
+    def forget(self) -> None:
+        """Drop rows, payloads and checkpoints that the recipe does not keep."""
         rows, payloads = self.config.store.retention, self.config.store.payload_retention
         self.plane.retain(None if rows == "never" else rows, heavy_steps=None if payloads == "never" else payloads)
-        drop_checkpoints(self.run_dir.checkpoints, self.config.checkpointing.keep)
-
-    def _speed(self, tokens: float, wall_s: float, own_s: float) -> dict[str, float]:
-        """Seconds of the step, and processor seconds in plane and controller code: here, in the plane's answers to
-        other processes, and in the workers' own calls of the plane. What each role did since the last step."""
-        work = {role: self.executor.submit(role, "take_work").result() for role in self.executor.names()}
-        spent = {
-            "controller_s": own_s,
-            "answers_s": self.plane.take_served_seconds(),
-            "workers_plane_s": sum(done.plane_s for done in work.values()),
-        }
-        roles = {
-            f"{role}/{name}": value
-            for role, done in work.items()
-            for name, value in (
-                ("batches", done.batches),
-                ("samples", done.samples),
-                ("inference_s", done.stage_s),
-                ("waiting_s", max(0.0, wall_s - done.stage_s)),
-            )
-        }
-        return {"wall_s": wall_s, "plane_s": sum(spent.values()), **spent, "tokens_per_s": tokens / wall_s, **roles}
-
-    def _routing(self, step: int) -> dict[str, float]:
-        """How many teachers the step's samples were routed to."""
-        opd = self.config.on_policy_distillation
-        if not opd.enabled:
-            return {}
-        aliases = self.plane.get(TRAIN, self.plane.members(step), ["teacher"]).values("teacher")
-        return get_teacher_routing_metrics(aliases, opd.teacher_model_by_agent_name)
-
-    # -- waiting --------------------------------------------------------------------------------------
-
-    def call(self, role: str, method: str, *arguments: Any, what: str) -> Any:
-        """Run a method of a role while admission goes on; its result."""
-        began = time.thread_time()
-        call = self.executor.submit(role, method, *arguments)
-        self._elsewhere_s += time.thread_time() - began
-        self.wait(call.done, what)
-        return call.result()
-
-    def on_change(self, check: Callable[[], bool]) -> Callable[[], bool]:
-        """*check*, asked again only when the store has changed."""
-        seen = -1
-
-        def changed() -> bool:
-            nonlocal seen
-            position = self.plane.position()
-            if position == seen:
-                return False
-            seen = position
-            return check()
-
-        return changed
-
-    def wait(self, until: Callable[[], bool], what: str) -> None:
-        """Let the executor wait until *until* holds, and admit prompts meanwhile."""
-        self.report.waiting(what)
-        own_s = 0.0
-
-        def timed(work: Callable[[], bool]) -> bool:
-            nonlocal own_s
-            began = time.thread_time()
-            answer = work()
-            own_s += time.thread_time() - began
-            return answer
-
-        began = time.thread_time()
-        self.executor.wait(
-            lambda: timed(until), what, deadline_s=self.config.failures.deadline_s, meanwhile=lambda: timed(self.admit)
-        )
-        self._elsewhere_s += time.thread_time() - began - own_s
+        keeping = self.config.checkpointing
+        recorded = {checkpoint.step for checkpoint in self.plane.checkpoints()}
+        drop_checkpoints(self.run_dir.checkpoints, recorded, keeping.keep, best_checkpoint(self.plane, keeping))

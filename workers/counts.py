@@ -40,7 +40,7 @@ class StepCounts:
         if step not in self._collected:
             self._collected = _earlier(self.plane) | self._collected
         members = len(self.plane.members(step))
-        return {"samples": members, "masked_samples": members - trained_samples, **self._collected.get(step, {})}
+        return {"samples": members, "masked_samples": members - trained_samples, **self._collected.pop(step, {})}
 
 
 def _earlier(plane: DataPlane) -> dict[int, dict[str, float]]:

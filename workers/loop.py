@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from dataplane import Claim, DataPlane
 from schemas.arrays import ColumnData, to_arrow
@@ -39,12 +40,13 @@ class Busy(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Processor seconds in the store, seconds in the stage, runs of the stage, and their rows."""
+    """Processor seconds in the store, seconds in the stage, runs of the stage, their rows and response tokens."""
 
     plane_s: float
     stage_s: float
     batches: int
     samples: int
+    tokens: int
 
 
 @dataclass
@@ -75,7 +77,10 @@ class Worker:
     stage_s: float = 0.0
     batches: int = 0
     samples: int = 0
+    tokens: int = 0
     busy: Busy | None = None
+    #: When it had rows in hand last, or was made (monotonic seconds).
+    ended: float = field(default_factory=time.monotonic)
     #: Called when rows are claimed, before the stage sees them.
     prepare: Callable[[], None] = lambda: None
 
@@ -124,8 +129,8 @@ class Worker:
 
     def take_work(self) -> Work:
         """What was done since the last call."""
-        done = Work(self.plane_s, self.stage_s, self.batches, self.samples)
-        self.plane_s, self.stage_s, self.batches, self.samples = 0.0, 0.0, 0, 0
+        done = Work(self.plane_s, self.stage_s, self.batches, self.samples, self.tokens)
+        self.plane_s, self.stage_s, self.batches, self.samples, self.tokens = 0.0, 0.0, 0, 0, 0
         return done
 
     def _work(self, claim: Claim, started: float) -> Output:
@@ -154,10 +159,12 @@ class Worker:
                 raise
             output = Output([], {}, dict.fromkeys(batch.sample_ids, f"stage_error: {type(error).__name__}: {error}"))
         finally:
-            self.stage_s += time.monotonic() - self.busy.since
+            self.ended = time.monotonic()
+            self.stage_s += self.ended - self.busy.since
             self.busy = None
         self.batches += 1
         self.samples += len(batch)
+        self.tokens += response_tokens(output, batch)
         committing = time.thread_time()
         lineage = {"worker": self.name, "weight_version": self.weight_version, "versions": _versions()}
         try:
@@ -208,6 +215,12 @@ def aligned(output: Output, batch: Batch) -> Output:
     return Output(
         kept.sample_ids, {name: kept.array(name) for name in columns}, {**output.failed, **bad}, output.metrics
     )
+
+
+def response_tokens(output: Output, batch: Batch) -> int:
+    """Tokens of the student's in the rows that the stage read, or else in those it made."""
+    masks = batch.array("token_mask") if "token_mask" in batch else output.columns.get("token_mask")
+    return int(masks.flatten().true_count) if isinstance(masks, pa.Array) else 0
 
 
 def _lengths(batch: Batch, sample_ids: Sequence[str]) -> np.ndarray:

@@ -6,12 +6,14 @@ whose weights are newer than the checkpoint wait for the generator again, and so
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pyarrow.compute as pc
 
 from dataplane import DataPlane
 from schemas.columns import TRAIN, VALIDATION
+from schemas.config.job import CheckpointingConfig
 from workers.checkpoints import is_complete
 from workers.partitions import RETRAINED, SAMPLED
 from workers.window import Window, group_of
@@ -21,6 +23,20 @@ def newest_checkpoint(plane: DataPlane) -> tuple[int, str | None]:
     """(step, path) of the newest checkpoint that is whole; (0, None) without one."""
     whole = [(c.step, c.path) for c in plane.checkpoints() if is_complete(Path(c.path))]
     return max(whole, default=(0, None))
+
+
+def best_checkpoint(plane: DataPlane, keeping: CheckpointingConfig) -> int | None:
+    """The step of the checkpoint that is best by ``metric_name``; None without the name or any such value."""
+    steps = {step.step: step.metrics for step in plane.steps()}
+    values = {
+        checkpoint.step: value
+        for checkpoint in plane.checkpoints()
+        if (value := (steps.get(checkpoint.step) or {}).get(keeping.metric_name or "")) is not None
+        and math.isfinite(value)
+        and is_complete(Path(checkpoint.path))
+    }
+    sign = 1 if keeping.higher_is_better else -1
+    return max(values, key=lambda step: (sign * values[step], step), default=None)
 
 
 def go_back(plane: DataPlane, window: Window, step: int) -> None:

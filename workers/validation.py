@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -58,3 +59,14 @@ class Validation:
         return {f"accuracy/{agent}": mean for agent, mean in sorted(agents)} | {
             "accuracy": pc.mean(rewards["reward"]).as_py()
         }
+
+
+def earlier_validations(plane: DataPlane, newest: int) -> dict[int, dict[str, float]]:
+    """Metrics of the versions up to *newest* that the run evaluated in its earlier lives, by version."""
+    events = plane.events().select(["kind", "version", "detail"]).to_pylist()
+    found = {e["version"]: json.loads(e["detail"]) for e in events if e["kind"] == "validated"}
+    return {
+        version: {name: float(value) for name, value in found[version].items()}
+        for version in sorted(found)
+        if version <= newest
+    }

@@ -17,6 +17,8 @@ PROBE = "probe.logprobs"
 def publish_weights(directory: Path, version: int, tensors: dict[str, torch.Tensor], probe: torch.Tensor) -> Path:
     """Write *version* and the trainer's scores of the fixed sequences; the file's path."""
     directory.mkdir(parents=True, exist_ok=True)
+    for left in directory.glob("*.partial"):  # of a process that was killed
+        left.unlink(missing_ok=True)
     path = directory / f"version_{version:06d}.safetensors"
     partial = path.with_suffix(f".{os.getpid()}.partial")
     save_file({**tensors, PROBE: probe}, partial, metadata={"weight_version": str(version)})

@@ -1,8 +1,9 @@
 """Which rows may be admitted, and which make up the next step.
 
-A step asks for ``prompts`` groups. Groups are admitted in data order as far as the staleness window reaches, and
-join steps in the same order. A row that fails is tried again; when that is used up its group goes on without it,
-and a group without any row left is replaced by another prompt before the step is sealed.
+A step asks for ``prompts`` groups. Groups are admitted in data order as far as the staleness window and the bounds on
+what is buffered reach; which of them join a step is the sampler's choice. A row that fails is tried again; when that
+is used up its group goes on without it, and a group without any row left is replaced by another prompt before the
+step is sealed. Rows that have become too old for a step are generated again.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from dataclasses import dataclass, field
 import pyarrow.compute as pc
 
 from dataplane import DataPlane
-from schemas.columns import FAILURE_CODES, TRAIN
+from schemas.columns import TRAIN
 from schemas.config import RunConfig
-from schemas.errors import JobFailed
+from workers.backpressure import Backpressure
+from workers.budgets import check_budget, check_size, code_of
 from workers.counts import StepCounts
+from workers.samplers import choose, overtaking_window
 
 #: Failures that another try may mend.
 RETRYABLE = ("engine_error", "stage_error", "timed_out")
@@ -37,9 +40,11 @@ class Window:
     #: Rows of groups that were replaced since the last seal, with their errors.
     replaced: dict[str, str] = field(default_factory=dict)
     counts: StepCounts = field(init=False)
+    pressure: Backpressure = field(init=False)
 
     def __post_init__(self) -> None:
         self.counts = StepCounts(self.plane)
+        self.pressure = Backpressure(self.plane, self.config)
 
     @property
     def groups_per_step(self) -> int:
@@ -53,7 +58,8 @@ class Window:
     def room(self, next_step: int, published: int) -> int:
         """Groups that may be admitted now: *next_step* is the next to be sealed, *published* the newest weights."""
         newest_step = published + 1 + self.config.grpo.async_grpo.window
-        return max(0, (newest_step - next_step + 1) * self.groups_per_step - len(self.open))
+        wanted = max(0, (newest_step - next_step + 1) * self.groups_per_step - len(self.open))
+        return self.pressure.room(len(self.open), wanted) if wanted else 0
 
     def add(self, groups: Iterable[list[str]]) -> None:
         """Groups just admitted."""
@@ -73,10 +79,10 @@ class Window:
         again = [sample_id for sample_id, error in failed.items() if self._may_retry(sample_id, error)]
         self._retry(again)
         gone = set(failed) - set(again)
-        dead = [group for group, ids in self.open.items() if gone.issuperset(ids)]
+        dead = [group for group, ids in self.open.items() if gone.issuperset(ids)] if gone else []
         for group in dead:
             self.replaced |= {sample_id: failed[sample_id] for sample_id in self.open.pop(group)}
-        self._check_budget(self.replaced, asked=self.config.grpo.num_samples_per_step)
+        check_budget(self.replaced, self.config.grpo.num_samples_per_step, self.config.failures)
         return bool(again or dead)
 
     def _failed(self) -> dict[str, str]:
@@ -91,6 +97,8 @@ class Window:
         return code_of(error) in RETRYABLE and self.retries[sample_id] + 1 < self.config.failures.attempts
 
     def _retry(self, ids: list[str]) -> None:
+        if not ids:
+            return
         self.retries.update(ids)
         generated = set(self.plane.rows(TRAIN, have=["input_ids"], sealed=False, failed=True))
         for tasks, rows in (
@@ -101,74 +109,54 @@ class Window:
                 self.plane.requeue(TRAIN, rows, tasks)
 
     def next_members(self, step: int) -> list[str] | None:
-        """The rows of the next step once its groups are settled, else None. Raises JobFailed when too many are lost."""
-        groups = list(self.open.values())[: self.groups_per_step]
-        if len(groups) < self.groups_per_step:
-            return None
-        done = set(self.plane.rows(TRAIN, have=self.needed, sealed=False, failed=False))
-        failed = self._failed()
-        rows = [sample_id for ids in groups for sample_id in ids]
-        if any(sample_id not in done and sample_id not in failed for sample_id in rows):
-            return None
-        if self._regenerate_stale(step, [i for i in rows if i in done]):
-            return None
-        lost = {i: failed[i] for i in rows if i in failed}
-        self._check_budget(lost, asked=len(rows))
-        self._check_size(lost, asked=len(rows))
-        self.counts.collected(step, len(rows) + len(self.replaced), {**self.replaced, **lost})
-        for ids in groups:
-            del self.open[group_of(ids[0])]
-        self.replaced.clear()
-        return [sample_id for sample_id in rows if sample_id in done]
+        """The rows of the next step once enough groups are settled, else None.
 
-    def _regenerate_stale(self, step: int, rows: list[str]) -> bool:
-        """Send rows whose oldest token is too old for *step* back to the generator; whether there were any."""
+        Raises JobFailed when too many are lost.
+        """
+        if len(self.open) < self.groups_per_step:
+            return None
+        failed = self._failed()
+        groups = self._fresh_groups(step, failed)
+        if groups is None:
+            return None
+        rows = [sample_id for group in groups for sample_id in self.open[group]]
+        lost = {sample_id: failed[sample_id] for sample_id in rows if sample_id in failed}
+        check_budget(lost, len(rows), self.config.failures)
+        check_size(lost, len(rows), self.config.failures)
+        self.counts.collected(step, len(rows) + len(self.replaced), {**self.replaced, **lost})
+        for group in groups:
+            for sample_id in self.open.pop(group):
+                self.retries.pop(sample_id, None)
+        self.replaced.clear()
+        return [sample_id for sample_id in rows if sample_id not in lost]
+
+    def _fresh_groups(self, step: int, failed: dict[str, str]) -> list[str] | None:
+        """The groups that the sampler takes for *step*, none of whose rows is too old for it."""
+        reach = overtaking_window(self.config.grpo)
+        settled = set(self.plane.rows(TRAIN, have=self.needed, sealed=False, failed=False)) | failed.keys()
+        places = {int(group): group for group in self.open}
+        while True:
+            is_settled = {place: settled.issuperset(self.open[group]) for place, group in places.items()}
+            chosen = choose(is_settled, self.groups_per_step, reach)
+            if chosen is None:
+                return None
+            groups = [places[place] for place in chosen]
+            stale = self._regenerate_stale(step, [i for g in groups for i in self.open[g] if i not in failed])
+            if not stale:
+                return groups
+            settled.difference_update(stale)
+
+    def _regenerate_stale(self, step: int, rows: list[str]) -> list[str]:
+        """Send rows whose oldest token is too old for *step* back to the generator; those rows."""
         oldest = step - 1 - self.config.grpo.async_grpo.window
         versions = self.plane.get(TRAIN, rows, ["weight_version"]).values("weight_version")
         stale = [sample_id for sample_id, version in zip(rows, versions, strict=True) if version < oldest]
         if stale:
             self.plane.event("stale", step=step, rows=len(stale), oldest_allowed=oldest)
             self.plane.requeue(TRAIN, stale, self.sampling_tasks)
-        return bool(stale)
-
-    def _check_budget(self, lost: dict[str, str], asked: int) -> None:
-        """So many rows of one step may be lost, and no more."""
-        budgets = self.config.failures
-        quarantined = {i: e for i, e in lost.items() if FAILURE_CODES.get(code_of(e)) == "quarantined"}
-        others = {i: e for i, e in lost.items() if i not in quarantined}
-        for rows, share, name in (
-            (others, budgets.max_failed_share, "max_failed_share"),
-            (quarantined, budgets.max_quarantined_share, "max_quarantined_share"),
-        ):
-            if len(rows) > share * asked:
-                raise JobFailed(
-                    f"expected {asked} samples, got {max(0, asked - len(lost))}: {len(rows)} lost is more than "
-                    f"failures.{name} allows ({share:.0%}): {summarise(rows)}"
-                )
-
-    def _check_size(self, lost: dict[str, str], asked: int) -> None:
-        """A step is never trained silently on less than was asked."""
-        if asked - len(lost) < self.config.failures.min_step_fraction * asked:
-            raise JobFailed(
-                f"expected {asked} samples, got {asked - len(lost)}, less than failures.min_step_fraction "
-                f"({self.config.failures.min_step_fraction:.0%}) of them: {summarise(lost)}"
-            )
+        return stale
 
 
 def group_of(sample_id: str) -> str:
     """The group that a sample id names."""
     return sample_id.rpartition("-")[0]
-
-
-def code_of(error: str) -> str:
-    """The code that opens an error."""
-    return error.partition(":")[0]
-
-
-def summarise(errors: dict[str, str]) -> str:
-    """The commonest reasons, each with a sample to look at."""
-    by_reason: dict[str, list[str]] = {}
-    for sample_id, error in errors.items():
-        by_reason.setdefault(error, []).append(sample_id)
-    worst = sorted(by_reason.items(), key=lambda item: -len(item[1]))[:3]
-    return "; ".join(f"{len(ids)} x {error} (e.g. {ids[0]})" for error, ids in worst)
