@@ -88,9 +88,8 @@ def _bent(values: Tensor, bent: bool) -> Tensor:
 def objective_against_itself(engine: Trainer, config: RunConfig, vocabulary: int) -> Objective:
     """The recipe's objective, with the student's own LM head in the teacher's place."""
     head = engine.lm_head()
-    return objective_of(
-        plain(config), vocabulary, TeacherHeads(["the student"], lambda path: head, "none", head.device)
-    )
+    heads = TeacherHeads(["the student"], lambda path: head, "none", head.device)
+    return objective_of(plain(config), vocabulary, heads, engine.shard)
 
 
 def plain(config: RunConfig) -> RunConfig:

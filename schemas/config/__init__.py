@@ -41,7 +41,7 @@ from schemas.config.models import (
     SchedulerConfig,
     TrainerConfig,
 )
-from schemas.config.recipe import load_recipe, recipe_names
+from schemas.config.recipe import load_recipe, load_resolved, recipe_names
 from schemas.config.resolved import Setting, describe, save_resolved
 from schemas.config.run import RunConfig
 
@@ -81,6 +81,7 @@ __all__ = [
     "is_non_colocated_teachers_enabled",
     "is_opd_enabled",
     "load_recipe",
+    "load_resolved",
     "recipe_names",
     "save_resolved",
     "warnings",

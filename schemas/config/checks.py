@@ -214,7 +214,7 @@ def assert_lengths_fit(config: RunConfig) -> None:
 def assert_buffer_holds_a_step(config: RunConfig) -> None:
     """Raise if the bound on admitted rows would leave no step whole."""
     rows, step = config.grpo.async_grpo.max_buffered_rows, config.grpo.num_samples_per_step
-    if rows is not None and rows < step:
+    if config.grpo.async_grpo.enabled and rows is not None and rows < step:
         raise ConfigError(
             f"grpo.async_grpo.max_buffered_rows: {rows} is less than the {step} rows of a step, which would never be "
             "whole; raise it, or lower grpo.num_prompts_per_step"

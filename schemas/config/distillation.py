@@ -29,6 +29,9 @@ class TeacherResourceConfig(Section):
         "bf16", description="weights' type"
     )
     micro_batch_size: int = Field(4, ge=1, description="rows scored at once")
+    sequence_packing: bool = Field(
+        False, description="put rows behind each other on lines without padding; of megatron only"
+    )
     megatron_cfg_overrides: dict[str, Any] = Field(
         default_factory=dict, description="settings for Megatron; unknown keys of this section land here"
     )

@@ -27,7 +27,7 @@ class StoreConfig(Section):
     max_buffered_bytes: int | None = Field(
         None, ge=1, description="bytes of rows in no step yet, past which no more are admitted; null = no bound"
     )
-    retention: Literal["never"] | int = Field(
+    retention: Literal["never"] | Annotated[int, Field(ge=0)] = Field(
         "never", description="steps after which a checkpointed step's rows are cleared; never = keep all"
     )
     payload_retention: Literal["never"] | Annotated[int, Field(ge=0)] = Field(

@@ -22,7 +22,7 @@ class PolicyConfig(Section):
     micro_batch_tokens: int | None = Field(
         None,
         ge=1,
-        description="tokens, padding included, of one forward pass at most, rows sorted by length; null = rows alone count",
+        description="tokens, padding included, of one forward pass at most, rows by length; null = rows alone count",
     )
 
 

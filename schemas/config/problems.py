@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 from schemas.errors import did_you_mean
+
+#: What is expected where pydantic speaks of Python's types.
+_EXPECTED = {
+    "tuple_type": "expected a list of two numbers",
+    "missing": "expected a list of two numbers",
+    "list_type": "expected a list",
+    "dict_type": "expected a mapping of keys",
+    "string_type": "expected a text",
+    "int_type": "expected a whole number",
+    "float_type": "expected a number",
+    "bool_type": "expected true or false",
+    "model_type": "expected a mapping of keys",
+    "model_attributes_type": "expected a mapping of keys",
+    "string_too_short": "expected a text that is not empty",
+}
+
+
+def explained(problems: Sequence[Mapping[str, Any]], root: type[BaseModel]) -> Iterator[str]:
+    """A line for every mistake; the alternatives of one value are one mistake."""
+    by_place: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for problem in problems:
+        by_place.setdefault(_place(problem, root), []).append(problem)
+    for loc, found in by_place.items():
+        if len(found) > 1:
+            expected = " or ".join(_expected(problem).removeprefix("expected ") for problem in found)
+            yield f"{'.'.join(map(str, loc))}: expected {expected}, got {_short(found[0]['input'])}"
+        else:
+            yield explain({**found[0], "loc": loc}, root)
+
+
+def _place(problem: Mapping[str, Any], root: type[BaseModel]) -> tuple[Any, ...]:
+    """Where a value stands in the recipe, without the name of the alternative that refused it or the item missing."""
+    loc = tuple(problem["loc"])
+    origin = get_origin(kind_at(loc[:-1], root))
+    inside = origin in (Union, UnionType) or (origin is tuple and problem["type"] == "missing")
+    return loc[:-1] if inside else loc
 
 
 def explain(problem: Mapping[str, Any], root: type[BaseModel]) -> str:
@@ -17,18 +54,36 @@ def explain(problem: Mapping[str, Any], root: type[BaseModel]) -> str:
     path = ".".join(str(part) for part in loc)
     if problem["type"] == "extra_forbidden":
         return f"{path}: unknown key{_nearest(loc, root)}"
-    if problem["type"] == "missing":
+    if problem["type"] == "missing" and get_origin(kind_at(loc, root)) is not tuple:
         return f"{path}: is required{_meaning(loc, root)}"
     if problem["type"] == "value_error":
         return f"{path}: {problem['ctx']['error']}" if path else str(problem["ctx"]["error"])
-    expected = problem["msg"].replace("Input should be", "expected", 1)
-    if problem["type"].startswith("model_"):
-        expected = "expected a mapping of keys"
-    return f"{path}: {expected}, got {_short(problem['input'])}"
+    return f"{path}: {_expected(problem)}{_items(loc, root, problem)}, got {_short(problem['input'])}"
+
+
+def _expected(problem: Mapping[str, Any]) -> str:
+    if problem["type"] in ("too_short", "too_long"):
+        least, most = (problem["ctx"].get(bound) for bound in ("min_length", "max_length"))
+        return f"expected at least {least} entry" if most is None else f"expected {most} entries"
+    said = problem["msg"].replace("Input should be", "expected", 1)
+    said = re.sub("^expected (?=greater|less)", "expected a number ", said)
+    return _EXPECTED.get(problem["type"], said)
+
+
+def _items(loc: tuple[Any, ...], root: type[BaseModel], problem: Mapping[str, Any]) -> str:
+    """What the entries of a list of sections are, where something else was given in place of the list."""
+    section = section_at((*loc, 0), root) if problem["type"] == "list_type" else None
+    return f", each a mapping of {', '.join(section.model_fields)}" if section else ""
 
 
 def section_at(loc: tuple[Any, ...], root: type[BaseModel]) -> type[BaseModel] | None:
     """The section class that a location inside a recipe lies in; None where it is not a section."""
+    kind = kind_at(loc, root)
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def kind_at(loc: tuple[Any, ...], root: type[BaseModel]) -> Any:
+    """The type of what lies at a location inside a recipe, without Annotated and Optional; None where nothing does."""
     kind: Any = root
     for part in loc:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -37,7 +92,7 @@ def section_at(loc: tuple[Any, ...], root: type[BaseModel]) -> type[BaseModel] |
         else:  # a position in a list of sections, or a key of a mapping to sections
             kind = get_args(kind)[-1] if get_args(kind) else None
         kind = _bare(kind)
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    return kind
 
 
 def _bare(kind: Any) -> Any:

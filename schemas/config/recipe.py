@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from schemas.config.problems import explain
+from schemas.config.problems import explained
 from schemas.config.run import RunConfig
 from schemas.config.yaml_text import parse
 from schemas.errors import ConfigError, did_you_mean
@@ -28,10 +28,19 @@ def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:
     """
     path = find_recipe(recipe)
     values = _read_with_base(path)
-    for override in overrides:
-        _apply(values, override)
     if isinstance(run := values.setdefault("run", {}), dict):
         run.setdefault("name", path.stem)
+    return _changed(values, overrides)
+
+
+def load_resolved(text: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration in a *text* that ``save_resolved`` wrote, with *overrides*. Raises ConfigError."""
+    return _changed(_without_notes(_sections(text, "that the store recorded")), overrides)
+
+
+def _changed(values: dict[str, Any], overrides: Sequence[str]) -> RunConfig:
+    for override in overrides:
+        _apply(values, override)
     return validate(values)
 
 
@@ -40,7 +49,7 @@ def validate(values: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(explain(problem, RunConfig) for problem in error.errors())) from None
+        raise ConfigError("\n".join(explained(error.errors(), RunConfig))) from None
 
 
 def recipe_names() -> list[str]:
@@ -72,12 +81,23 @@ def _read_with_base(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: extends: expected the name of a recipe file, got {base_name!r}")
         base_path = path.parent / base_name
         if not base_path.is_file():
-            base_path = find_recipe(base_name)
+            base_path = _named_by(path, base_name)
         base = _read(base_path)
         if "extends" in base:
             raise ConfigError(f"{path}: extends {base_name}, which extends {base['extends']}; one level is allowed")
         values = _merge(base, values)
+    return _without_notes(values)
+
+
+def _without_notes(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in _ABOUT_THE_FILE}
+
+
+def _named_by(path: Path, base_name: str) -> Path:
+    try:
+        return find_recipe(base_name)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: extends {base_name}: {error}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -85,10 +105,14 @@ def _read(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"recipe {path}: cannot be read: {error}") from None
-    values = parse(text, str(path))
+    return _sections(text, str(path))
+
+
+def _sections(text: str, source: str) -> dict[str, Any]:
+    values = parse(text, source)
     if not isinstance(values, dict):
         got = "nothing" if values is None else type(values).__name__
-        raise ConfigError(f"recipe {path}: expected a mapping of sections, got {got}")
+        raise ConfigError(f"recipe {source}: expected a mapping of sections, got {got}")
     return {section: value for section, value in values.items() if value is not None}  # "grpo:" with nothing below it
 
 

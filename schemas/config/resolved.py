@@ -85,5 +85,10 @@ def versions() -> dict[str, str]:
 
 def save_resolved(config: RunConfig, path: str | Path) -> None:
     """Write *config*, complete, with the ``versions`` that it ran on; ``load_recipe`` reads it back equal."""
+    Path(path).write_text(resolved_text(config), encoding="utf-8")
+
+
+def resolved_text(config: RunConfig) -> str:
+    """What ``save_resolved`` writes."""
     content = {**config.model_dump(mode="json"), "versions": versions()}
-    Path(path).write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from schemas.config.distillation import TeacherResourceConfig
     from schemas.config.run import RunConfig
 
-_OPD = "on_policy_distillation"
-_SECTION = f"{_OPD}.non_colocated_teachers"
+_SECTION = "on_policy_distillation.non_colocated_teachers"
 
 
 def assert_teacher_resources_fit(config: RunConfig) -> None:
@@ -26,12 +25,7 @@ def assert_teacher_resources_fit(config: RunConfig) -> None:
         resources = apart.resources(aliases)
         said = next((alias for alias in aliases if alias in apart.teacher_overrides), None)
         where = f"{_SECTION}." + (f"teacher_overrides.{said}" if said else "default_teacher_cfg")
-        problems = (
-            *_sizes(resources, config.cluster.segment_size),
-            *_unread(resources),
-            *_beyond_vllm(resources, config),
-        )
-        for problem in problems:
+        for problem in (*_sizes(resources, config.cluster.segment_size), *_unread(resources)):
             raise ConfigError(f"{where}.{problem}")
 
 
@@ -57,25 +51,9 @@ def _unread(resources: TeacherResourceConfig) -> Iterator[str]:
     sizes = {**resources.model_parallel_sizes, "expert_model_parallel_size": resources.expert_model_parallel_size}
     for key in (key for key, size in sizes.items() if size > 1):
         yield f"{key}: the {resources.engine} engine holds whole models; use engine megatron, or remove it"
+    if resources.sequence_packing:
+        yield f"sequence_packing: the {resources.engine} engine pads rows; use engine megatron, or remove it"
     for key in resources.megatron_cfg_overrides:
         yield f"{key}: unknown key; it would be a setting for Megatron, but the engine is {resources.engine}"
     if resources.engine == "vllm" and resources.ranks > 1:
         yield f"gpus_per_node: the vllm engine scores in one process; expected 1 or 0, got {resources.gpus_per_node}"
-
-
-def _beyond_vllm(resources: TeacherResourceConfig, config: RunConfig) -> Iterator[str]:
-    """What is asked of a teacher that vLLM cannot give: it scores given tokens at temperature 1, and nothing else."""
-    if resources.engine != "vllm":
-        return
-    opd, temperature = config.on_policy_distillation, config.generator.sampling.temperature
-    asked = {
-        f"hidden states or logits ({_OPD}.full)": opd.full is not None and opd.full.enabled,
-        f"an exact top k ({_OPD}.topk_loss)": opd.topk_loss is not None and opd.topk_loss.enabled,
-        f"an exact top k ({_OPD}.log_topk_stats)": opd.log_topk_stats,
-        "logits for the exact KL (set validation.exact_kl_rows to 0)": bool(
-            config.data.validation and config.validation.exact_kl_rows
-        ),
-        f"log-probs at temperature {temperature:g} (generator.sampling.temperature)": temperature != 1.0,
-    }
-    for what in (what for what, is_asked in asked.items() if is_asked):
-        yield f"engine: vllm does not give {what}; use hf or megatron, or do without"

@@ -155,6 +155,7 @@ TABLE: tuple[Unread, ...] = (
     ),
     Unread("generator", _VLLM, lambda c: c.generator.engine != "vllm", "only the vllm engine reads it"),
     Unread("trainer", _PARALLEL, lambda c: c.trainer.engine == "hf", "the hf engine trains on one rank"),
+    Unread("trainer", ("sequence_packing",), lambda c: c.trainer.engine == "hf", "the hf engine pads rows"),
     Unread(
         "trainer.scheduler", ("min_lr_ratio",), lambda c: c.trainer.scheduler.decay == "constant", "decay is constant"
     ),

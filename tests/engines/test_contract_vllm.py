@@ -16,9 +16,11 @@ from workers.engines.vllm.scorer import VLLMScorer
 Check = Callable[..., None]
 
 
-@pytest.fixture(scope="session", params=["tied", "untied", "padded", "llama"])
+@pytest.fixture(scope="session", params=["tied", "untied", "padded", "llama", "qwen2"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return make_model(tmp_path_factory.mktemp(request.param), request.param)
+    # vLLM does not read the head_dim of a Qwen2, so that it must be hidden_size by heads
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1} if request.param == "qwen2" else {}
+    return make_model(tmp_path_factory.mktemp(request.param), request.param, **heads)
 
 
 #: Kept to the end: the first engine to go would take vLLM's process groups along.

@@ -29,7 +29,7 @@ def test_every_prompt_is_sampled_scored_and_trained_and_every_sync_is_proved(
         grpo__max_num_steps=5,
         grpo__async_grpo={"enabled": False},
     )
-    run_dir = run(config, tmp_path / "run", break_roles=KEPT.append)
+    run_dir = run(config, tmp_path / "run", break_roles=lambda roles: KEPT.extend(roles.values()))
     assert query(run_dir, "select count(*) from samples where status = 'trained'") == [(20,)]
     assert query(run_dir, "select max(abs(generation_logprob - student_logprob)) < 1e-4 from tokens") == [(True,)]
     assert query(run_dir, "select distinct step - 1 - weight_version from samples") == [(0,)]

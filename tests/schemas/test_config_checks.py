@@ -128,6 +128,23 @@ REFUSED = {
     "responses without a file": ({OPD + "log_sample_responses": True}, "has no effect, because log_sample_stats is"),
     "period without a file": ({OPD + "token_stats_log_period": 5}, "has no effect, because log_token_stats is false"),
     "retention of no payload": ({"store": {"payload_retention": 3}}, "sampled-token distillation stores no payload"),
+    "a buffer smaller than a step": (
+        {GRPO + "async_grpo": {"enabled": True, "max_buffered_rows": 31}},
+        "max_buffered_rows: 31 is less than the 32 rows of a step",
+    ),
+    "a sampler with nothing to choose from": (
+        {GRPO + "async_grpo": {"enabled": True, "max_staleness": 0, "sampler": "first_ready"}},
+        "async_grpo.sampler: has no effect, because max_staleness 0",
+    ),
+    "a window that no sampler has": (
+        {GRPO + "async_grpo": {"enabled": True, "sampler_window": 4}},
+        "sampler_window: has no effect, because only the sampler windowed",
+    ),
+    "best by what nobody measures": (
+        {"checkpointing": {"metric_name": "accuracy/rev"}},
+        "'accuracy/rev' is measured on held-out prompts; name some in data.validation",
+    ),
+    "the better half of no metric": ({"checkpointing": {"higher_is_better": False}}, "because metric_name is null"),
     "clip upside down": ({OPD + "advantage_clip": [1.0, -2.0]}, r"expected \[low, high\] with low < high"),
     "two origins of prompts": ({"data__train": [{"path": "a", "generator": "m:f"}]}, "exactly one of path and gen"),
 }
@@ -164,6 +181,11 @@ ACCEPTED = {
         "data__train": [{"path": "a", "agent": "math"}],
         OPD + "default_teacher_alias": "rev",
     },
+    "windowed, within bounds": {
+        GRPO + "async_grpo": {"enabled": True, "sampler": "windowed", "sampler_window": 4, "max_buffered_rows": 32},
+        "store": {"max_buffered_bytes": 1},
+    },
+    "a sampler below enabled: false": {GRPO + "async_grpo": {"sampler": "first_ready", "max_buffered_rows": 64}},
     "everything off below enabled: false": {
         OPD + "enabled": False,
         OPD + "proximal_teacher_alpha": 0.2,

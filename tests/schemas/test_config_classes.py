@@ -133,5 +133,5 @@ def test_a_truncation_without_bounds_takes_the_published_ones(kind: str, low: fl
 
 @pytest.mark.parametrize("value", [True, "3", 3.0])
 def test_numbers_are_not_guessed_from_other_kinds(recipe, value: object) -> None:
-    with pytest.raises(ConfigError, match=r"^grpo.max_num_steps: expected a valid integer"):
+    with pytest.raises(ConfigError, match=r"^grpo.max_num_steps: expected a whole number"):
         validate(recipe(grpo__max_num_steps=value))

@@ -18,7 +18,23 @@ from schemas.errors import ConfigError
         ({"policy": {}}, "policy.model: is required (checkpoint that training starts from)"),
         ({"grpo": 3}, "grpo: expected a mapping of keys, got 3"),
         ({"generator__engine": "hg"}, "generator.engine: expected 'hf' or 'vllm', got 'hg'"),
-        ({"run__name": 5}, "run.name: expected a valid string, got 5"),
+        ({"run__name": 5}, "run.name: expected a text, got 5"),
+        ({"run__name": ""}, "run.name: expected a text that is not empty, got ''"),
+        ({"trainer__optimizer": {"betas": 3}}, "trainer.optimizer.betas: expected a list of two numbers, got 3"),
+        ({"trainer__optimizer": {"betas": [1]}}, "trainer.optimizer.betas: expected a list of two numbers, got [1]"),
+        ({"trainer__optimizer": {"betas": [1, 2, 3]}}, "trainer.optimizer.betas: expected 2 entries, got [1, 2, 3]"),
+        ({"trainer__optimizer": {"betas": ["a", 1]}}, "trainer.optimizer.betas.0: expected a number, got 'a'"),
+        ({"data__train": []}, "data.train: expected at least 1 entry, got []"),
+        (
+            {"data__train": "prompts.txt"},
+            "data.train: expected a list, each a mapping of path, generator, answer_field, checker, agent, "
+            "got 'prompts.txt'",
+        ),
+        ({"store__retention": "x"}, "store.retention: expected 'never' or a whole number, got 'x'"),
+        (
+            {"store__retention": -1},
+            "store.retention: expected 'never' or a number greater than or equal to 0, got -1",
+        ),
         ({"failures__deadline_s": float("nan")}, "failures.deadline_s: expected a finite number, got nan"),
     ],
 )

@@ -122,7 +122,7 @@ def test_bad_overrides_are_refused(base: Path, override: str, reason: str) -> No
         ("- grpo\n", "expected a mapping of sections, got list"),
         ("", "expected a mapping of sections, got nothing"),
         ("extends: [a]\n", "extends: expected the name of a recipe file"),
-        ("extends: nowhere.yaml\n", "recipe 'nowhere.yaml': no such file or built-in recipe"),
+        ("extends: nowhere.yaml\n", r"base.yaml: extends nowhere.yaml: recipe 'nowhere.yaml': no such file or built"),
     ],
 )
 def test_bad_files_are_refused(base: Path, text: str, reason: str) -> None:

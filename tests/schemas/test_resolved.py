@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from schemas.config import describe, load_recipe, save_resolved
+from schemas.config import describe, load_recipe, load_resolved, save_resolved
 from schemas.config.recipe import validate
 
 
@@ -40,3 +40,11 @@ def test_saved_copy_loads_equal_and_names_versions(tmp_path: Path) -> None:
     save_resolved(config, tmp_path / "config.yaml")
     assert load_recipe(str(tmp_path / "config.yaml")) == config
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["versions"]["pydantic"].startswith("2.")
+
+
+def test_the_text_alone_gives_the_configuration_back(recipe, tmp_path: Path) -> None:
+    config = validate(recipe(run__name="kept", grpo__max_num_steps=7))
+    save_resolved(config, tmp_path / "config.yaml")
+    text = (tmp_path / "config.yaml").read_text()
+    assert load_resolved(text) == config
+    assert load_resolved(text, ["grpo.max_num_steps=9"]).grpo.max_num_steps == 9

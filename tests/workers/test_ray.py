@@ -109,7 +109,7 @@ def _read(path: Path) -> bytes:
 
 @pytest.mark.parametrize("role", ["generator", "teacher:sort", "trainer"])
 def test_a_process_killed_while_it_holds_a_claim_is_replaced_and_nothing_is_lost(
-    checkpoints, prompt_file, tmp_path, role
+    checkpoints, prompt_file, tmp_path, capfd, role
 ):
     config = small_config(checkpoints, prompt_file, grpo__max_num_steps=5, checkpointing__period=2)
     run_dir = run_on_ray(config, tmp_path / "run", {role: DiesOnce(tmp_path / "died")})
@@ -117,6 +117,7 @@ def test_a_process_killed_while_it_holds_a_claim_is_replaced_and_nothing_is_lost
     assert query(run_dir, "select worker, count(*) from events where kind = 'worker_lost' group by worker") == [
         (role, 1)
     ]
+    assert "raylet" not in "".join(capfd.readouterr())
 
 
 def test_a_sample_that_hangs_the_generator_times_out_alone_and_the_run_goes_on(checkpoints, prompt_file, tmp_path):
@@ -146,3 +147,9 @@ def test_a_teacher_that_raises_for_a_row_fails_that_row_alone(checkpoints, promp
 def test_gpus_that_are_not_there_are_refused_at_once(checkpoints, prompt_file, tmp_path):
     with pytest.raises(InputError, match=r"1 GPUs are asked for \(generator 1\), it has 0"):
         run_on_ray(small_config(checkpoints, prompt_file, generator__gpus=1), tmp_path / "run")
+
+
+def test_an_interpreter_that_is_not_there_is_refused_at_once(checkpoints, prompt_file, tmp_path):
+    config = small_config(checkpoints, prompt_file, generator__python=str(tmp_path / ".venv-engines" / "python"))
+    with pytest.raises(InputError, match=r"generator: no interpreter at .*; `make test-engines` makes it"):
+        run_on_ray(config, tmp_path / "run")

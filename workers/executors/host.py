@@ -21,9 +21,9 @@ from workers.roles import Role
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
-#: Seconds to let more changes of the store arrive before looking again: one look instead of many.
+#: Seconds to let more rows arrive before looking again: one look instead of many.
 SETTLE_S = 0.02
-#: Seconds that a role with nothing to do waits for a change of the store before it looks again anyway.
+#: Seconds that a role with nothing to do waits for rows before it looks again anyway.
 IDLE_S = 0.5
 
 
@@ -61,10 +61,12 @@ class RoleHost:
 
     def loop(self) -> None:
         """Take turns until told to stop; an error that is no row's ends the loop and is the caller's."""
+        if not self.role.workers:
+            self._stopping.wait()  # it only answers calls
+        tasks = [(worker.partition, worker.stage.task) for worker in self.role.workers]
         while not self._stopping.is_set():
-            position = self.watched.position()
-            if not (self.role.workers and self.call("turn")):
-                self.watched.wait(position, IDLE_S)
+            if not self.call("turn"):
+                self.watched.wait_ready(tasks, IDLE_S)
                 self._stopping.wait(SETTLE_S)
 
     def answer(self, method: str, *arguments: Any) -> Any:

@@ -92,6 +92,7 @@ class RayExecutor:
             asked = sum(spec.cpus * spec.ranks for spec in roles.values())
             _start_local(max(os.cpu_count() or 1, asked), self._folder)
         self._started = True
+        _let_raylets_print(False)
         refuse_impossible(ray.cluster_resources(), roles)
         self._clusters = reserve({name: spec.bundles for name, spec in roles.items() if spec.bundles is not None})
         self._hosted = {name: Hosted(spec) for name, spec in roles.items()}
@@ -155,6 +156,7 @@ class RayExecutor:
                 cluster.free()
             with suppress(ray.exceptions.RayError):
                 ray.shutdown()
+            _let_raylets_print(True)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -307,6 +309,16 @@ def refuse_missing_interpreters(roles: Mapping[str, RoleSpec]) -> None:
         if python is not None and not os.access(python, os.X_OK):
             hint = "; `make test-engines` makes it" if ".venv-engines" in Path(python).parts else ""
             raise InputError(f"{name}: no interpreter at {python}{hint}")
+
+
+def _let_raylets_print(allowed: bool) -> None:
+    """What a raylet says of an actor that was killed goes to stdout, among the data, whatever ``log_to_driver`` is.
+
+    Events tell of every lost worker. The switch is the one that Ray's own debugger uses.
+    """
+    import ray
+
+    ray._private.worker._worker_logs_enabled = allowed
 
 
 def refuse_impossible(available: Mapping[str, float], roles: Mapping[str, RoleSpec]) -> None:

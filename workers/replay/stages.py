@@ -18,6 +18,7 @@ from stages.checkers import reward
 from stages.routing import teacher_configs
 from stages.train import Train
 from workers.replay.loss_terms import LossTerms
+from workers.replay.one_process import in_one_process
 from workers.replay.source import StoredRun
 from workers.replay.weights import Held, bring_to
 from workers.roles.teacher import TeacherRole
@@ -45,7 +46,8 @@ class Builder:
     """Builds stages under one recipe; models are loaded once and kept."""
 
     def __init__(self, run: StoredRun, config: RunConfig, *, what_if: bool = False) -> None:
-        self.run, self.config, self.what_if = run, config, what_if
+        self.run, self.what_if = run, what_if
+        self.config, self._trainer_was, self._teachers_were = in_one_process(config)
         self._trainers: dict[int, tuple[TrainerRole, str]] = {}
         self._teachers: dict[str, TeacherRole] = {}
 
@@ -77,7 +79,8 @@ class Builder:
     def _trainer(self, version: int) -> tuple[TrainerRole, str]:
         if version not in self._trainers:
             role = TrainerRole(self.run.plane, self.config, self.run.run_dir, self.run.teachers(self.config))
-            self._trainers = {version: (role, self._weigh(role, version))}  # one version in memory at a time
+            weights = _on_hf(self._weigh(role, version), self._trainer_was)
+            self._trainers = {version: (role, weights)}  # one version in memory at a time
         return self._trainers[version]
 
     def _weigh(self, role: TrainerRole, version: int) -> str:
@@ -102,7 +105,12 @@ class Builder:
         if not stages:
             raise InputError("stage 'teacher': this run has no teachers")
         models = ", ".join(Path(t.model_name).name for t in teacher_configs(self.config.on_policy_distillation))
-        return Built(Routed(stages), f"teachers {models}")
+        return Built(Routed(stages), _on_hf(f"teachers {models}", self._teachers_were))
+
+
+def _on_hf(weights: str, was: str | None) -> str:
+    """*weights*, and that hf stands in for another engine."""
+    return weights if was is None else f"{weights}; hf on 1 rank in place of {was}"
 
 
 @dataclass

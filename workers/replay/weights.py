@@ -12,6 +12,7 @@ from schemas.errors import StoreError
 from stages.protocols import Update
 from stages.train import Train
 from workers.checkpoints import is_complete
+from workers.engines.hf_trainer import OPTIMIZER_FILE
 from workers.replay.source import StoredRun
 from workers.roles.trainer import TrainerRole
 from workers.weights import read_weights
@@ -25,7 +26,7 @@ def bring_to(run: StoredRun, role: TrainerRole, version: int) -> str:
     """
     whole = {c.step: path for c in run.plane.checkpoints() if is_complete(path := run.moved(c.path))}
     if version in whole:
-        role.restore(str(whole[version]))
+        role.engine.reset(whole[version])
         return f"version {version}: checkpoint {whole[version].name}"
     if version == 0:
         return f"version 0: {role.config.policy.model}"
@@ -44,6 +45,11 @@ def _trained_forward(run: StoredRun, role: TrainerRole, version: int, whole: dic
         raise StoreError(
             f"the weights of version {version} are gone, and step {missing[0]}, which could make them again from "
             f"{began}, is not stored here"
+        )
+    if start and not (whole[start] / OPTIMIZER_FILE).is_file():
+        raise StoreError(
+            f"the weights of version {version} are gone, and {began} cannot be trained on here: another engine wrote "
+            "its optimizer state"
         )
     if start:
         role.restore(str(whole[start]))

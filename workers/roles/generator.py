@@ -9,7 +9,7 @@ from dataplane import DataPlane
 from schemas.columns import TRAIN, VALIDATION
 from schemas.config import RunConfig
 from schemas.errors import CorruptData
-from schemas.records import Weights
+from schemas.messages import Weights
 from stages.checkers import reward
 from stages.generate import Generate
 from workers.engines import InterruptibleGenerator, build_generator
@@ -78,5 +78,5 @@ class GeneratorRole(Role):
         return newest.version if newest is not None and Path(newest.path).exists() else self.engine.version
 
     def _newest(self) -> Weights | None:
-        published = self.plane.published()
+        published = self.plane.published(last=1)
         return published[-1] if published else None

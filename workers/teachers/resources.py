@@ -71,7 +71,11 @@ def _parallel(resources: TeacherResourceConfig) -> dict[str, Any]:
     overrides = dict(resources.megatron_cfg_overrides)
     if resources.expert_model_parallel_size > 1:
         overrides["expert_model_parallel_size"] = resources.expert_model_parallel_size
-    return {**resources.model_parallel_sizes, "overrides": overrides}
+    return {
+        **resources.model_parallel_sizes,
+        "sequence_packing": resources.sequence_packing,
+        "overrides": overrides,
+    }
 
 
 def placements(config: RunConfig) -> dict[str, Bundles]:

@@ -12,7 +12,7 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing as mp
 
-from tests.workers.engines.contract import HOW
+from tests.workers.engines.training import HOW
 from workers.ranks import ALONE, Ranks, use_interface
 
 multiprocessing.set_forkserver_preload(["tests.workers.engines.megatron_ranks", "workers.engines.megatron.trainer"])

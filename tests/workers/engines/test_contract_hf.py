@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workers.engines import contract
-from tests.workers.engines.contract import HOW
+from tests.workers.engines import contract, training
 from tests.workers.engines.models import Model, make_model
+from tests.workers.engines.training import HOW
 from workers.engines.hf_generator import HFGenerator
 from workers.engines.hf_model import load_model
 from workers.engines.hf_scorer import HFScorer
@@ -49,12 +49,12 @@ def test_scorer(check: Check, model: Model) -> None:
     check(scorer(model.path), model)
 
 
-@pytest.mark.parametrize("check", contract.TRAINER)
+@pytest.mark.parametrize("check", training.TRAINER)
 def test_trainer(check: Check, model: Model) -> None:
     check(trainer(model.path), model)
 
 
-@pytest.mark.parametrize("check", contract.WRITING)
+@pytest.mark.parametrize("check", training.WRITING)
 def test_state(check: Check, model: Model, tmp_path: Path) -> None:
     check(trainer(model.path), model, tmp_path)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.engines import contract
+from tests.workers.engines import contract, training
 from tests.workers.engines.megatron_ranks import on_ranks, scorer, trainer
 from tests.workers.engines.models import Model, make_model
 from workers.ranks import Ranks
@@ -30,12 +30,12 @@ def test_scorer(check: Check, model: Model) -> None:
     check(scorer(model.path), model)
 
 
-@pytest.mark.parametrize("check", contract.TRAINER)
+@pytest.mark.parametrize("check", training.TRAINER)
 def test_trainer(check: Check, model: Model) -> None:
     check(trainer(model.path, **PACKED), model)
 
 
-@pytest.mark.parametrize("check", contract.WRITING)
+@pytest.mark.parametrize("check", training.WRITING)
 def test_state(check: Check, model: Model, tmp_path: Path) -> None:
     check(trainer(model.path), model, tmp_path)
 
@@ -50,9 +50,9 @@ def keeps_the_contract(ranks: Ranks, path: str, folder: str, options: dict[str, 
     engine = scorer(path, ranks, **{name: value for name, value in options.items() if name != "gradient_checkpointing"})
     for check in contract.SCORER:
         check(engine, model)
-    for check in contract.TRAINER:
+    for check in training.TRAINER:
         check(trainer(path, ranks, **options), model)
-    for check in contract.WRITING:
+    for check in training.WRITING:
         written = Path(folder) / check.__name__
         written.mkdir(exist_ok=True)
         check(trainer(path, ranks, **options), model, written)

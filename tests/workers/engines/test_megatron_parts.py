@@ -235,7 +235,9 @@ def test_what_megatron_refuses_is_an_error_of_the_recipe(model: Model) -> None:
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}, "rope_type is 'linear'"),
     ],
 )
-def test_models_that_are_not_known_are_refused(model: Model, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_models_that_are_not_known_are_refused(
+    model: Model, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
     config = json.loads((model.path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(InputError) as refused:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -119,23 +118,6 @@ def test_aliases_of_one_checkpoint_that_ask_for_different_resources_are_refused(
 def test_resources_that_cannot_be_are_refused_with_their_key(resources: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         config({"enabled": True, "default_teacher_cfg": resources}, cluster={"segment_size": 4})
-
-
-@pytest.mark.parametrize(
-    ("sections", "what"),
-    [
-        ({"generator": {"sampling": {"temperature": 0.5}}}, "log-probs at temperature 0.5"),
-        (
-            {"data": {"train": [{"path": "a.jsonl"}], "validation": [{"path": "b.jsonl"}]}},
-            "logits for the exact KL (set validation.exact_kl_rows to 0)",
-        ),
-    ],
-)
-def test_vllm_is_not_asked_for_what_it_does_not_give(sections: dict[str, Any], what: str) -> None:
-    alone = {"enabled": True, "default_teacher_cfg": {"engine": "vllm", "gpus_per_node": 1}}
-    assert engines(config(alone))["math"].ranks == 1
-    with pytest.raises(ConfigError, match=re.escape(f"engine: vllm does not give {what}")):
-        config(alone, **sections)
 
 
 def test_a_disabled_block_is_not_looked_at() -> None:

@@ -91,7 +91,8 @@ def join(ranks: Ranks, *, tensor: int = 1, pipeline: int = 1, context: int = 1) 
             f"(tensor {tensor} × pipeline {pipeline} × context {context})"
         )
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     if parallel_state.is_initialized():
         _assert_same(tensor, pipeline, context)
     else:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
+from stages.collectives import all_max
 from stages.losses.full_vocabulary import shift_states
 from stages.losses.projection import project
 from stages.protocols import Ask, Masks, Scores
@@ -153,7 +153,7 @@ class MegatronScorer:
                 logits = self.model.output_layer(states.transpose(0, 1), self.model.head())[0].transpose(0, 1).float()
             apart = (logits - project(states.flatten(0, 1), self.model.head()).view_as(logits)).abs().amax()
             both = torch.stack([apart, logits.abs().amax()])
-            dist.all_reduce(both, dist.ReduceOp.MAX, group=self.layout.tensor.group)
+            both = all_max(both, self.shard.group)
             return [{"error": (both[0] / both[1]).cpu()[None]} for _ in some]
 
         return max((float(named["error"]) for named in self._spread(sequences, run)), default=0.0)

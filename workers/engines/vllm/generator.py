@@ -64,7 +64,9 @@ class VLLMGenerator:
             cache_bytes=how.kv_cache_bytes,
             gpu_memory_utilization=how.gpu_memory_utilization,
         )
-        return cls(engine, stop_ids, logprobs_mode=how.logprobs_mode)
+        # No version yet: the first published one is loaded too, and proving it leaves a prompt in the prefix cache, by
+        # which a later sync that forgets the cache shows.
+        return cls(engine, stop_ids, logprobs_mode=how.logprobs_mode, version=-1)
 
     def load_weights(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         """Sample from these weights from now on."""
@@ -133,6 +135,8 @@ class VLLMGenerator:
 
     def _completion(self, output: Any) -> Completion:
         answer = output.outputs[0]
+        if answer.finish_reason not in ("stop", "length"):
+            raise RuntimeError(f"vllm ended a request with {answer.finish_reason!r}; expected stop or length")
         tokens = list(answer.token_ids)
         logprobs = [
             entry(given, token, at) for at, (given, token) in enumerate(zip(answer.logprobs, tokens, strict=True))

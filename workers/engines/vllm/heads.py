@@ -19,6 +19,8 @@ from workers.engines.vllm.settings import head_dim
 
 #: Head widths of vLLM's attention on a CPU.
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+#: Models of which vLLM reads ``head_dim``; of others it divides ``hidden_size`` by the heads.
+READ = ("qwen3", "llama", "mistral")
 
 
 def wide_head(model: Mapping[str, Any]) -> int | None:
@@ -28,10 +30,15 @@ def wide_head(model: Mapping[str, Any]) -> int | None:
         return None
     wide = next((size for size in CPU_HEADS if size % narrow == 0), None)
     rope = model.get("rope_parameters") or model.get("rope_scaling") or {}
-    if wide is None or narrow % 2 or rope.get("rope_type", rope.get("type", "default")) != "default":
+    if (
+        wide is None
+        or narrow % 2
+        or model.get("model_type") not in READ
+        or rope.get("rope_type", rope.get("type", "default")) != "default"
+    ):
         raise InputError(
-            f"head_dim {narrow}: vllm on a CPU knows {', '.join(map(str, CPU_HEADS))}, and only divisors of these with "
-            "plain RoPE can be widened; use the engine hf"
+            f"head_dim {narrow}: vllm on a CPU knows {', '.join(map(str, CPU_HEADS))}; only divisors of these can be "
+            f"widened, with plain RoPE, in {', '.join(READ)}; use the engine hf"
         )
     return wide
 
