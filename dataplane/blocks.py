@@ -8,18 +8,17 @@ and runs Arrow's full validation over it, so that a damaged or hostile file is a
 
 from __future__ import annotations
 
-import functools
 import secrets
+import struct
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import pyarrow as pa
 
 from dataplane.canonical import canonical, checksum
+from dataplane.messages import read_batch
 from dataplane.storage import BytesLike, Storage
 from schemas.columns import SAMPLE_ID
 from schemas.errors import CorruptData, StoreError
@@ -31,67 +30,43 @@ MAX_OPEN = 2048
 #: Bytes kept where each open block is a copy in memory.
 MAX_OPEN_BYTES = 256 << 20
 
-#: Blocks from this size on are hashed while they are written: handing that to a thread takes about 0.1 ms.
-_HASH_ASIDE_FROM = 1 << 20
-
 _OPTIONS = pa.ipc.IpcWriteOptions(allow_64bit=True)
 
 _SAMPLE_ID = pa.field(SAMPLE_ID, pa.string())
 
 
-class Laid(NamedTuple):
-    """A block whose bytes are laid out, and whose checksums are still to be computed."""
-
-    id: str
-    size_bytes: int
-    fields: list[pa.Field]
-    arrays: list[pa.Array]
-
-    def block(self) -> Block:
-        """The block, with a checksum for each column."""
-        return Block(
-            id=self.id,
-            size_bytes=self.size_bytes,
-            rows=len(self.arrays[-1]),
-            columns=tuple(field.name for field in self.fields),
-            checksums=tuple(map(checksum, self.arrays)),
-        )
-
-
-def lay_out(schema: pa.Schema, columns: Mapping[str, pa.Array], ids: Sequence[str]) -> tuple[Laid, list[BytesLike]]:
-    """A block of *columns* (typed by *schema*, a value per id) and the parts of its file."""
+def lay_out(schema: pa.Schema, columns: Mapping[str, pa.Array], ids: Sequence[str]) -> tuple[Block, list[BytesLike]]:
+    """A block of *columns* (typed by *schema*, a value per id), and the parts of its file."""
     fields = [*(schema.field(name) for name in columns), _SAMPLE_ID]
     arrays = [*map(canonical, columns.values()), pa.array(ids, pa.string())]
     sink = _Parts()
     with pa.PythonFile(sink, mode="w") as file, pa.ipc.new_file(file, pa.schema(fields), options=_OPTIONS) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=pa.schema(fields)))
-    return Laid(_new_id(), sink.size, fields, arrays), sink.parts
+    block = Block(
+        id=_new_id(),
+        size_bytes=sink.size,
+        rows=len(ids),
+        columns=tuple(field.name for field in fields),
+        checksums=tuple(map(checksum, arrays)),
+    )
+    return block, sink.parts
 
 
 def write(storage: Storage, schema: pa.Schema, columns: Mapping[str, pa.Array], ids: Sequence[str]) -> Block:
-    """Lay a block out and write it; the checksums of a large one are computed meanwhile, by another thread.
+    """Lay a block out and write it. Hashing comes first: it brings the values into the cache that writing reads from.
 
     Raises StoreError for more bytes than *storage* takes at once, before any is sent.
     """
-    laid, parts = lay_out(schema, columns, ids)
+    block, parts = lay_out(schema, columns, ids)
     limit = storage.max_block_bytes
-    if limit is not None and laid.size_bytes > limit:
+    if limit is not None and block.size_bytes > limit:
         largest = max(columns, key=lambda name: columns[name].nbytes)
         raise StoreError(
-            f"{len(ids)} rows of {laid.size_bytes:,} bytes ({columns[largest].nbytes:,} of them in column "
+            f"{len(ids)} rows of {block.size_bytes:,} bytes ({columns[largest].nbytes:,} of them in column "
             f"{largest!r}): more than the {limit:,} that {storage.url} takes at once; put fewer rows at a time"
         )
-    if laid.size_bytes < _HASH_ASIDE_FROM:
-        storage.write(laid.id, parts)
-        return laid.block()
-    hashed = _hasher().submit(laid.block)
-    storage.write(laid.id, parts)
-    return hashed.result()
-
-
-@functools.cache
-def _hasher() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="plane-checksums")
+    storage.write(block.id, parts)
+    return block
 
 
 def _new_id() -> str:
@@ -139,9 +114,9 @@ def decode(block: Block, data: BytesLike) -> pa.RecordBatch:
     if size != block.size_bytes:
         raise CorruptData(f"block {block.id}: expected {block.size_bytes} bytes, got {size}; it was cut or overwritten")
     try:
-        batch = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(data))).get_batch(0)
+        batch = read_batch(pa.py_buffer(data))
         named = tuple(batch.schema.names) == block.columns and len(block.checksums) == len(block.columns)
-    except (pa.ArrowException, OSError, ValueError, IndexError) as error:
+    except (pa.ArrowException, OSError, ValueError, IndexError, struct.error) as error:
         raise CorruptData(f"block {block.id}: not a readable Arrow file ({error})") from None
     if not named or batch.num_rows != block.rows:
         raise CorruptData(f"block {block.id}: its columns or rows are not those of the journal")
@@ -151,8 +126,9 @@ def decode(block: Block, data: BytesLike) -> pa.RecordBatch:
 class BlockReader:
     """Columns of blocks, each checked on its first read in this process; recently used blocks stay open."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, max_open: int = MAX_OPEN) -> None:
         self._storage = storage
+        self._max_open = max_open
         self._open: OrderedDict[str, tuple[pa.RecordBatch, int]] = OrderedDict()  # with the bytes that each costs
         self._open_bytes = 0
         self._checked: dict[str, set[str]] = {}
@@ -195,8 +171,11 @@ class BlockReader:
             if block.id not in self._open:
                 self._open[block.id] = batch, cost
                 self._open_bytes += cost
-            while len(self._open) > MAX_OPEN or self._open_bytes > MAX_OPEN_BYTES:
-                self._open_bytes -= self._open.popitem(last=False)[1][1]
+            while len(self._open) > self._max_open or self._open_bytes > MAX_OPEN_BYTES:
+                left, (_, cost) = self._open.popitem(last=False)
+                self._open_bytes -= cost
+                if self._max_open < MAX_OPEN:
+                    self._checked.pop(left, None)  # a guest never hears that a block is gone
         return batch
 
     def _checked_column(self, block: Block, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:

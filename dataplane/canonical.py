@@ -7,7 +7,7 @@ and row count imply, so that padding and sharing do not matter and any backend g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -15,18 +15,24 @@ import xxhash
 
 from schemas.errors import InputError
 
-_VARIABLE = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-_LISTS = (pa.types.is_list, pa.types.is_large_list)
+# Type ids, which are compared thousands of times in a query over many small blocks.
+_SMALL_VARIABLE = {pa.string().id, pa.binary().id}
+_VARIABLE = _SMALL_VARIABLE | {pa.large_string().id, pa.large_binary().id}
+_LISTS = {pa.list_(pa.int8()).id, pa.large_list(pa.int8()).id}
+_SMALL = _SMALL_VARIABLE | {pa.list_(pa.int8()).id}
+_FIXED_LIST = pa.list_(pa.int8(), 1).id
+_STRUCT = pa.struct([]).id
+_NULL = pa.null().id
 
 
 def check_type(name: str, kind: pa.DataType) -> None:
     """Refuse types that blocks do not hold. Raises InputError."""
-    if _is(kind, _LISTS) or pa.types.is_fixed_size_list(kind):
+    if kind.id in _LISTS or kind.id == _FIXED_LIST:
         return check_type(name, kind.value_type)
-    if pa.types.is_struct(kind):
+    if kind.id == _STRUCT:
         for child in kind:
             check_type(f"{name}.{child.name}", child.type)
-    elif not (pa.types.is_primitive(kind) or _is(kind, (*_VARIABLE, pa.types.is_decimal, pa.types.is_null))):
+    elif not (pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or kind.id in _VARIABLE | {_NULL}):
         raise InputError(
             f"column {name!r}: type {kind} cannot be stored; expected numbers, booleans, times, text, binary, "
             "or lists and structs of them"
@@ -46,22 +52,18 @@ def checksum(array: pa.Array) -> int:
     return digest.intdigest()
 
 
-def _is(kind: pa.DataType, tests: tuple[Callable[[pa.DataType], bool], ...]) -> bool:
-    return any(test(kind) for test in tests)
-
-
 def _is_canonical(array: pa.Array) -> bool:
     if array.offset:
         return False
     kind = array.type
-    if _is(kind, _VARIABLE):
+    if kind.id in _VARIABLE:
         return len(array) == 0 or _first_and_last(array)[0] == 0
-    if _is(kind, _LISTS):
+    if kind.id in _LISTS:
         first, last = _first_and_last(array)
         return first == 0 and len(array.values) == last and _is_canonical(array.values)
-    if pa.types.is_fixed_size_list(kind):
+    if kind.id == _FIXED_LIST:
         return len(array.values) == len(array) * kind.list_size and _is_canonical(array.values)
-    if pa.types.is_struct(kind):
+    if kind.id == _STRUCT:
         return all(len(child) == len(array) and _is_canonical(child) for child in _children(array))
     return True
 
@@ -71,19 +73,19 @@ def _parts(array: pa.Array) -> Iterator[memoryview]:
     kind, buffers = array.type, array.buffers()
     if array.null_count and buffers[0] is not None:
         yield _cut(buffers[0], -(-len(array) // 8))
-    if _is(kind, _VARIABLE):
+    if kind.id in _VARIABLE:
         first, last = _first_and_last(array)
         yield _cut(buffers[1], _offset_width(kind) * (len(array) + 1) if len(array) else 0)
         yield _cut(buffers[2], last - first)
-    elif _is(kind, _LISTS):
+    elif kind.id in _LISTS:
         yield _cut(buffers[1], _offset_width(kind) * (len(array) + 1) if len(array) else 0)
         yield from _parts(array.values)
-    elif pa.types.is_fixed_size_list(kind):
+    elif kind.id == _FIXED_LIST:
         yield from _parts(array.values)
-    elif pa.types.is_struct(kind):
+    elif kind.id == _STRUCT:
         for child in _children(array):
             yield from _parts(child)
-    elif not pa.types.is_null(kind):
+    elif kind.id != _NULL:
         yield _cut(buffers[1], -(-len(array) * kind.bit_width // 8))
 
 
@@ -96,7 +98,7 @@ def _cut(buffer: pa.Buffer | None, size: int) -> memoryview:
 
 
 def _offset_width(kind: pa.DataType) -> int:
-    return 8 if pa.types.is_large_list(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) else 4
+    return 4 if kind.id in _SMALL else 8
 
 
 def _first_and_last(array: pa.Array) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from dataplane.blocktable import BlockTable
 from dataplane.leases import Lease, Leases
 from dataplane.numbers import Ints, from_runs, run_length
 from dataplane.partition import Partition
-from schemas import records
+from schemas import messages, records
 from schemas.errors import StoreError
 
 #: How many put ids are remembered; a put repeated after so many others is refused as a duplicate instead.
@@ -39,12 +39,13 @@ class Catalog:
         self.partitions: dict[str, Partition] = {}
         self.blocks = BlockTable()
         self.leases = Leases()
-        self.steps: dict[int, records.Step] = {}
+        self.steps: dict[int, messages.Step] = {}
         self.members: dict[int, list[int]] = {}
-        self.published: list[records.Weights] = []
-        self.checkpoints: list[records.Checkpoint] = []
+        self.published: list[messages.Weights] = []
+        self.checkpoints: list[messages.Checkpoint] = []
         self.put_ids: OrderedDict[str, None] = OrderedDict()
         self.epoch = 0
+        self.facts: dict[str, str] = {}
         self._folds: dict[type, Callable[[Any], Touched | None]] = {
             records.Opened: self._opened,
             records.PartitionCreated: self._partition_created,
@@ -64,6 +65,7 @@ class Catalog:
             records.BlocksMerged: self._blocks_merged,
             records.EpochOpened: self._epoch_opened,
             records.Noted: lambda record: None,
+            records.FactRecorded: self._fact_recorded,
         }
 
     def apply(self, record: records.AnyRecord) -> Touched | None:
@@ -157,17 +159,20 @@ class Catalog:
         partition = self.partitions[record.partition]
         partition.step.data[partition.slots(from_runs(record.runs))] = record.step
         self.members[record.step] = record.runs
-        self.steps[record.step] = records.Step(record.step, record.partition, run_length(record.runs), record.time)
+        self.steps[record.step] = messages.Step(record.step, record.partition, run_length(record.runs), record.time)
 
     def _step_trained(self, record: records.StepTrained) -> None:
         step = self.steps[record.step]
         step.trained_at, step.metrics = record.time, record.metrics
 
     def _published(self, record: records.Published) -> None:
-        self.published.append(records.Weights(record.version, record.path, record.time))
+        self.published.append(messages.Weights(record.version, record.path, record.time))
 
     def _checkpointed(self, record: records.Checkpointed) -> None:
-        self.checkpoints.append(records.Checkpoint(record.step, record.path, record.time))
+        self.checkpoints.append(messages.Checkpoint(record.step, record.path, record.time))
+
+    def _fact_recorded(self, record: records.FactRecorded) -> None:
+        self.facts[record.fact] = record.value
 
     def _cleared(self, record: records.Cleared) -> Touched:
         partition = self.partitions[record.partition]

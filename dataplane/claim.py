@@ -16,7 +16,7 @@ from dataplane.storage import BlockGone
 from schemas.arrays import ColumnData, clean_text
 from schemas.batch import Batch
 from schemas.errors import CorruptData
-from schemas.records import Granted
+from schemas.messages import Granted
 
 if TYPE_CHECKING:
     from dataplane.plane import DataPlane

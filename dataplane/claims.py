@@ -27,9 +27,10 @@ from dataplane.queues import TaskQueue
 from dataplane.reader import CatalogReader, Clock
 from dataplane.snapshot import pack
 from dataplane.storage import Storage, Writer
-from schemas import records
+from schemas import messages, records
 from schemas.errors import InputError, LeaseLost, did_you_mean
-from schemas.records import AnyRecord, ClaimRequest, CommitRequest, Granted
+from schemas.messages import ClaimRequest, CommitRequest, Granted
+from schemas.records import AnyRecord
 
 #: A snapshot is made when the journal has grown by so much (or by as much as the last snapshot took).
 SNAPSHOT_BYTES = 16 << 20
@@ -129,11 +130,6 @@ class ClaimHost(CatalogReader):
             if lease is not None:
                 self._release(lease, "released")
 
-    def check_commit(self, claim: str, ids: Sequence[str], failed: dict[str, str], columns: Sequence[str]) -> None:
-        """Raise LeaseLost or InputError if this commit would be refused."""
-        with self._guard:
-            self._checked_commit(claim, ids, failed, columns)
-
     def commit(self, request: CommitRequest) -> None:
         """Acknowledge rows of a claim, with a written block, and record failures: one record. Raises LeaseLost."""
         with self._guard:
@@ -177,7 +173,7 @@ class ClaimHost(CatalogReader):
         check_put(found, ids, found.slots(numbers[: len(ids)]), [c for c in columns if c not in own], replace=False)
         return lease, numbers[: len(ids)], numbers[len(ids) :]
 
-    def progress(self, partition: str) -> records.Progress:
+    def progress(self, partition: str) -> messages.Progress:
         with self._guard:
             self._expire()
             return super().progress(partition)
@@ -193,15 +189,21 @@ class ClaimHost(CatalogReader):
             self._changed.wait_for(lambda: self._journal.seq > position, timeout_s)
             return self._journal.seq
 
+    def wait_ready(self, tasks: list[tuple[str, str]], timeout_s: float) -> bool:
+        """Whether a row is ready for one of *tasks* (partition, task), now or within *timeout_s*."""
+        with self._guard:
+            queues = [self._queue(self._partition(partition), task) for partition, task in tasks]
+            return self._changed.wait_for(lambda: any(map(len, queues)), timeout_s)
+
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _write(self, record: AnyRecord) -> None:
         """Journal first, then the catalog, then the files that nothing needs any more."""
-        self._folded = False
+        whole, self._folded = self._folded, False
         self._journal.append(record)
         self._changed.notify_all()
         self._applied(self._catalog.apply(record))
-        self._folded = True
+        self._folded = whole
         self._drop_gone()
         if self._journal.position - self._journal.snapshot_at > max(SNAPSHOT_BYTES, self._snapshot_bytes):
             self._snapshot()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from dataplane.numbers import from_runs, run_length
+from dataplane.numbers import Ints, from_runs, in_runs, run_length
 from schemas import records
 
 EVENTS_SCHEMA = pa.schema(
@@ -42,20 +42,41 @@ _PLACED = {"partition", "task", "claim", "worker", "attempt", "epoch", "step", "
 _SHOWN = {"time", "runs", "block", "ids", "lineage", "arrow_schema", "name", "failed", "errors"}
 
 
+class About(NamedTuple):
+    """A sample."""
+
+    partition: str
+    sample_id: str
+
+
 class History:
     """Walks the journal and remembers what naming its rows needs: ids by number, and the epoch."""
 
-    def __init__(self, with_ids: bool) -> None:
+    def __init__(self, with_ids: bool, about: About | None = None) -> None:
         self._with_ids = with_ids
+        self._about = about
+        self._numbers: list[int] = []  # of the sample that it is about, which may have been cleared and put again
         self._ids: dict[str, dict[int, str]] = {}
         self._epoch = 0
+
+    def concerns(self, record: Any) -> bool:
+        """Whether *record* names the sample that this is about; to be asked of every record."""
+        self._epoch = getattr(record, "epoch", self._epoch)
+        if self._about is None:
+            return True
+        if getattr(record, "partition", "") != self._about.partition:
+            return False
+        if isinstance(record, records.Put) and self._about.sample_id in record.ids:
+            self._numbers.append(int(_new_numbers(record)[record.ids.index(self._about.sample_id)]))
+        failed = getattr(record, "failed", None) or getattr(record, "errors", {})
+        runs = getattr(record, "runs", ())
+        return any(number in failed or in_runs(runs, number) for number in self._numbers)
 
     def event(self, record: records.AnyRecord) -> dict[str, Any]:
         """Columns of ``EVENTS_SCHEMA`` for the next record, but for its ``seq``."""
         fields = msgspec.structs.asdict(record)
         if isinstance(record, records.Noted):
             fields |= fields.pop("fields")
-        self._epoch = fields.get("epoch", self._epoch)
         failed = fields.get("failed") or fields.get("errors") or {}
         event = {key: fields[key] for key in fields.keys() & _PLACED}
         event |= {
@@ -70,11 +91,16 @@ class History:
 
     def _named(self, record: Any, failed: Iterable[int]) -> dict[str, list[str]]:
         if isinstance(record, records.Put):
-            new = np.sort(from_runs(record.runs))[run_length(record.runs) - len(record.ids) :]  # the largest so far
-            self._ids.setdefault(record.partition, {}).update(zip(new.tolist(), record.ids, strict=True))
+            named = zip(_new_numbers(record).tolist(), record.ids, strict=True)
+            self._ids.setdefault(record.partition, {}).update(named)
         ids = self._ids.get(getattr(record, "partition", ""), {})
         numbers = from_runs(getattr(record, "runs", ())).tolist()
         return {"sample_ids": _names(ids, numbers), "failed_ids": _names(ids, failed)}
+
+
+def _new_numbers(record: records.Put) -> Ints:
+    """Numbers of the rows that a put made: the largest so far."""
+    return np.sort(from_runs(record.runs))[run_length(record.runs) - len(record.ids) :]
 
 
 def _names(ids: dict[int, str], numbers: Iterable[int]) -> list[str]:
@@ -82,13 +108,16 @@ def _names(ids: dict[int, str], numbers: Iterable[int]) -> list[str]:
     return [ids.get(number) or f"#{number}" for number in numbers]
 
 
-def events_table(journal: Iterable[records.AnyRecord], with_ids: bool = False, first_seq: int = 0) -> pa.Table:
-    """The journal, a row a record, the first of them number *first_seq*.
+def events_table(
+    journal: Iterable[records.AnyRecord], with_ids: bool = False, first_seq: int = 0, about: About | None = None
+) -> pa.Table:
+    """The journal, a row a record (only those *about* one sample), the first of them number *first_seq*.
 
     See ``EVENTS_SCHEMA``. ``detail`` holds the other fields as JSON.
     """
-    history = History(with_ids)
-    rows = [{"seq": seq, **history.event(record)} for seq, record in enumerate(journal, first_seq)]
+    history = History(with_ids, about)
+    numbered = enumerate(journal, first_seq)
+    rows = [{"seq": seq, **history.event(record)} for seq, record in numbered if history.concerns(record)]
     return pa.Table.from_pylist(rows, schema=pa.schema([*EVENTS_SCHEMA, *(IDS if with_ids else ())]))
 
 

@@ -15,7 +15,7 @@ from dataplane.numbers import distinct
 from dataplane.storage import BlockGone
 from schemas.columns import SAMPLE_ID
 from schemas.errors import CorruptData
-from schemas.records import Located
+from schemas.messages import Located
 
 Memory = Literal["copy", "private", "shared"]
 

@@ -21,7 +21,8 @@ from dataplane.partition import Partition
 from dataplane.reader import schema_from
 from schemas import records
 from schemas.errors import InputError
-from schemas.records import Lineage, MergeRequest, PutRequest
+from schemas.messages import MergeRequest, PutRequest
+from schemas.records import Lineage
 
 
 class CatalogHost(ClaimHost):
@@ -244,6 +245,12 @@ class CatalogHost(ClaimHost):
                 )
             )
             return self._catalog.epoch
+
+    def record_fact(self, fact: str, value: str) -> None:
+        """What stays known about the store; the same again does nothing."""
+        with self._guard:
+            if self._catalog.facts.get(fact) != value:
+                self._write(records.FactRecorded(time=self.clock(), fact=fact, value=value))
 
     def note(self, name: str, fields: dict[str, records.Plain]) -> None:
         """A line in ``events``."""

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from dataplane.files import disk_errors, fsync_directory, locked, set_text, write_all
 from dataplane.maps import map_private
+from dataplane.spare import Spare
 from dataplane.storage import REPAIR, BlockGone, BytesLike, Trimmed, Writer
 from schemas.errors import CorruptData, InputError, StoreError, StoreLocked
 
@@ -60,7 +61,8 @@ class LocalStorage:
             self._segments.mkdir(exist_ok=True)
             self._snapshots.mkdir(exist_ok=True)
         elif not self._segments.is_dir():
-            raise InputError(f"{self.url}: no store here; open it with mode='w' to make one")
+            raise InputError(f"{self.url}: no store here; whoever opens it for writing makes one")
+        self._spare = Spare(self._blocks)
 
     # -- the writer -----------------------------------------------------------------------------------------------
 
@@ -70,7 +72,7 @@ class LocalStorage:
             holder = os.pread(fd, 100, 0).decode(errors="replace").strip() or "unknown"
             os.close(fd)
             raise StoreLocked(
-                f"{self.url} is already open for writing by process {holder}; close it there, or open with mode='r'"
+                f"{self.url} is already open for writing by process {holder}; end it first, or only read beside it"
             )
         set_text(fd, f"{os.getpid()}\n")
         self._lock_fd = fd
@@ -95,6 +97,7 @@ class LocalStorage:
             set_text(self._lock_fd, f"closed {position}\n")
 
     def close(self) -> None:
+        self._spare.close()
         with self._guard:
             self._close_segment()
             if self._lock_fd is not None:
@@ -104,7 +107,11 @@ class LocalStorage:
     # -- blocks ---------------------------------------------------------------------------------------------------
 
     def write(self, block: str, parts: Sequence[BytesLike]) -> None:
-        self._keep(self._file(block), f"block {block}", parts)
+        target, size = self._file(block), sum(map(len, parts))  # type: ignore[arg-type]  # bytes or pyarrow.Buffer
+        with disk_errors(f"block {block} in {self.url}"):
+            if not self.fsync and self._spare.fill(target, size, lambda fd: write_all(fd, parts)):
+                return
+        self._keep(target, f"block {block}", parts)
 
     def _keep(self, target: str, what: str, parts: Sequence[BytesLike]) -> None:
         """A file with *parts*, whole or not at all: written under another name, then renamed."""

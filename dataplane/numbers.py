@@ -39,6 +39,11 @@ def run_length(runs: Sequence[int]) -> int:
     return sum(runs[1::2])
 
 
+def in_runs(runs: Sequence[int], number: int) -> bool:
+    """Whether *runs* hold *number*."""
+    return any(start <= number < start + count for start, count in zip(runs[::2], runs[1::2], strict=True))
+
+
 def distinct(values: Ints) -> list[int]:
     """Each value once, rising; quick where all are equal, as blocks of a batch mostly are."""
     if len(values) and (values == values[0]).all():

@@ -19,7 +19,8 @@ from schemas import records
 from schemas.arrays import ColumnData, clean_text, to_arrow
 from schemas.columns import HEAVY, TRAIN, schema_of
 from schemas.errors import InputError, LeaseLost, StoreError, did_you_mean
-from schemas.records import Block, ClaimRequest, CommitRequest, PutRequest
+from schemas.messages import ClaimRequest, CommitRequest, PutRequest
+from schemas.records import Block
 
 #: Tasks that a run repeats when it goes back to a checkpoint.
 RETRAINED = ("student", "baseline", "train")
@@ -98,6 +99,11 @@ class DataPlane(PlaneReader):
         """The journal's position as soon as it is past *position*, at the latest after *timeout_s*."""
         return self._writer.wait(position, timeout_s)
 
+    def wait_ready(self, tasks: Sequence[tuple[str, str]], timeout_s: float) -> bool:
+        """Whether a row is ready for one of *tasks* (partition, task), at once or within *timeout_s*; anybody may claim
+        it first. Ends of leases do not count, a claim sees to them."""
+        return self._writer.wait_ready(list(tasks), timeout_s)
+
     def requeue(self, partition: str, ids: Sequence[str], tasks: Sequence[str]) -> None:
         """Supersede what *tasks* wrote on these rows; the rows, failed ones too, wait for them under a new attempt."""
         self._writer.requeue(partition, list(ids), list(tasks))
@@ -149,6 +155,10 @@ class DataPlane(PlaneReader):
         checkpoints are no longer current; seals stay. The number of the new epoch (the first life is 0)."""
         return self._writer.new_epoch(after_step, partition, list(tasks))
 
+    def record_fact(self, fact: str, value: str) -> None:
+        """A text about the store as a whole, which stays however far the journal is trimmed; the latest one counts."""
+        self._writer.record_fact(clean_text(fact), clean_text(value))
+
     def event(self, kind: str, **fields: records.Plain) -> None:
         """A line in ``events``."""
         wrong = [name for name, value in fields.items() if not isinstance(value, (str, int, float, bool, type(None)))]
@@ -192,7 +202,6 @@ class DataPlane(PlaneReader):
     ) -> None:
         writer, made = self._writer, records.lineage(lineage)
         arrays = _typed(self._schema(claim.partition), claim.partition, ids, columns)
-        writer.check_commit(claim.id, ids, failed, list(arrays))
         block = self._write(claim.partition, ids, arrays) if arrays and ids else None
         with self._unless_refused(block):
             writer.commit(CommitRequest(claim.id, ids, failed, block, made))

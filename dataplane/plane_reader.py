@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dataplane.blocks import BlockReader
 from dataplane.copying import copy_store
-from dataplane.events import events_table
+from dataplane.events import About, events_table
 from dataplane.fetch import Memory, fetch
 from dataplane.follower import Follower
 from dataplane.host import CatalogHost
@@ -22,13 +22,16 @@ from dataplane.remote import RemoteHost
 from dataplane.server import HostServer
 from dataplane.snapshot import place_of
 from dataplane.storage import BlockGone, Storage, Trimmed
-from schemas import records
+from schemas import messages
 from schemas.batch import Batch
 from schemas.columns import TRAIN
 from schemas.errors import CorruptData, InputError, StoreError, did_you_mean
-from schemas.records import Located
+from schemas.messages import Located
 
 Where = Mapping[str, Any]
+
+#: Blocks that a guest keeps open: it hears of none that is deleted, and a map holds a deleted file's bytes.
+GUEST_OPEN = 32
 
 
 class PlaneReader:
@@ -44,7 +47,7 @@ class PlaneReader:
         self.storage = storage
         self.url = storage.url
         self.mode = mode
-        self._reader = BlockReader(storage)
+        self._reader = BlockReader(storage) if remote is None else BlockReader(storage, GUEST_OPEN)
         self._host: CatalogHost | Follower | RemoteHost
         if remote is not None:
             self._host = remote
@@ -156,25 +159,33 @@ class PlaneReader:
         """Ids of rows that meet every condition, in row order."""
         return self._host.rows(partition, list(have), list(lack), sealed, failed, wanted(where), step)
 
-    def progress(self, partition: str) -> records.Progress:
+    def progress(self, partition: str) -> messages.Progress:
         """Counts of rows, failures by code, and rows by state in each task."""
         return self._host.progress(partition)
+
+    def buffered(self, partition: str) -> messages.Buffered:
+        """Rows that belong to no step yet and have not failed, and their share of the blocks' bytes."""
+        return self._host.buffered(partition)
 
     def members(self, step: int, partition: str = TRAIN) -> list[str]:
         """Ids of a sealed step, in order."""
         return self._host.members(step, partition)
 
-    def steps(self) -> list[records.Step]:
+    def steps(self) -> list[messages.Step]:
         """Sealed steps, with metrics where trained in the latest epoch."""
         return self._host.steps()
 
-    def published(self) -> list[records.Weights]:
-        """Weight versions of the latest epoch, oldest first."""
-        return self._host.published()
+    def published(self, last: int = 0) -> list[messages.Weights]:
+        """Weight versions of the latest epoch, oldest first: the *last* ones, or all."""
+        return self._host.published(last)
 
-    def checkpoints(self) -> list[records.Checkpoint]:
+    def checkpoints(self) -> list[messages.Checkpoint]:
         """Checkpoints of the latest epoch, oldest first."""
         return self._host.checkpoints()
+
+    def facts(self) -> dict[str, str]:
+        """What ``record_fact`` recorded, by name: the latest value of each."""
+        return self._host.facts()
 
     @property
     def epoch(self) -> int:
@@ -193,19 +204,23 @@ class PlaneReader:
         """*columns* (``sample_id`` too) of every row, in row order; missing is null. Shared memory: do not write."""
         return fetch(self._reader, lambda: self._host.locate_all(partition, list(columns)), self.refresh, "shared")
 
-    def row_state(self, partition: str) -> pa.Table:
-        """A row a row, in row order: error, step, trained, attempt, claimed, missing, complete."""
-        return self._host.row_state(partition)
+    def row_state(self, partition: str, columns: Sequence[str] = ()) -> pa.Table:
+        """A row a row, in row order: sample_id, error, step, trained, attempt, claimed, missing, complete, or some."""
+        return self._host.row_state(partition, list(columns))
 
-    def events(self, with_ids: bool = False) -> pa.Table:
-        """The journal as far as it is kept, a row a record; *with_ids* adds the samples it is about and that failed."""
+    def events(self, with_ids: bool = False, about: tuple[str, str] | None = None) -> pa.Table:
+        """The journal as far as it is kept, a row a record; *with_ids* adds the samples it is about and that failed.
+
+        *about* a (partition, sample id): only the records that name it.
+        """
         while True:
             saved = self.storage.saved()
             start = self.storage.start()
             first_seq = place_of(saved[1]).first_seq if start and saved is not None else 0
             with suppress(Trimmed):  # between the two: look again
                 data = self.storage.journal(start)
-                return events_table((record for _, record in frames(data, start)), with_ids, first_seq)
+                journal = (record for _, record in frames(data, start))
+                return events_table(journal, with_ids, first_seq, About(*about) if about is not None else None)
 
     def save(self, url: str | os.PathLike[str]) -> int:
         """Copy the store as it is now to an empty place (a directory or a redis:// URL); the number of blocks."""

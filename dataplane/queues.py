@@ -16,7 +16,8 @@ import numpy as np
 from dataplane.indexes import GroupIndex, Indexes
 from dataplane.numbers import Bools, Ints, ReadySet
 from dataplane.partition import Partition, Task
-from schemas.records import ClaimRequest, Plain
+from schemas.messages import ClaimRequest
+from schemas.records import Plain
 
 _NONE = np.empty(0, dtype=np.int64)
 

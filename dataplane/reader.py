@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from dataplane.blocks import BlockReader
 from dataplane.blocktable import lineage_table
+from dataplane.buffered import buffered_of
 from dataplane.catalog import Catalog, Touched
 from dataplane.gather import gather, owned
 from dataplane.indexes import Indexes
@@ -20,10 +21,11 @@ from dataplane.partition import CLEARED, Partition
 from dataplane.rowstate import progress_of, row_state_table
 from dataplane.snapshot import unpack
 from dataplane.storage import Storage, Trimmed
-from schemas import records
+from schemas import messages
 from schemas.columns import SAMPLE_ID
 from schemas.errors import CorruptData, InputError, MissingRows, did_you_mean
-from schemas.records import Cells, Located, Plain
+from schemas.messages import Cells, Located
+from schemas.records import Plain
 
 Clock = Callable[[], float]
 
@@ -95,23 +97,24 @@ class CatalogReader:
             found = self._partition(partition)
             schema = pa.schema([_field(found, name) for name in columns])
             slots = found.slots(found.find(ids))
-            if missing == "raise":
-                _refuse_missing(found, ids, slots, columns)
-            return self._located(found, slots, schema)
+            cells = [_cells(found, name, slots) for name in columns]
+            if missing == "raise" and ((slots < 0).any() or any((blocks < 0).any() for blocks, _ in cells)):
+                raise _missing_rows(found, ids, slots, columns)
+            return self._located(found, slots, schema, cells)
 
     def locate_all(self, partition: str, columns: Sequence[str]) -> Located:
         """Cells of *columns* (``sample_id`` too) for every row, in row order."""
         with self._guard:
             found = self._partition(partition)
             fields = [_SAMPLE_ID if name == SAMPLE_ID else _field(found, name) for name in columns]
-            return self._located(found, found.live_slots(), pa.schema(fields))
+            slots = found.live_slots()
+            return self._located(found, slots, pa.schema(fields), [_cells(found, name, slots) for name in columns])
 
-    def _located(self, partition: Partition, slots: Ints, schema: pa.Schema) -> Located:
-        cells = [_cells(partition, name, slots) for name in schema.names]
+    def _located(self, partition: Partition, slots: Ints, schema: pa.Schema, cells: list[tuple[Ints, Ints]]) -> Located:
         ids = partition.ids_at(slots) if SAMPLE_ID in schema.names else []
         named = {index for blocks, _ in cells for index in distinct(blocks)}
         used = np.array(sorted(index for index in named if index >= 0), dtype=np.int32)
-        placed = [(np.where(b >= 0, np.searchsorted(used, b), -1).astype(np.int32), rows) for b, rows in cells]
+        placed = [(_positions(used, b), rows) for b, rows in cells]
         blocks = [self._catalog.blocks[index] for index in used.tolist()]
         packed = [Cells(b.tobytes(), rows.tobytes()) for b, rows in placed]
         return Located(schema_bytes(schema), blocks, packed, len(slots), ids)
@@ -158,15 +161,20 @@ class CatalogReader:
             keep &= partition.failed.data[slots] == failed
         return keep
 
-    def progress(self, partition: str) -> records.Progress:
+    def progress(self, partition: str) -> messages.Progress:
         """Counts of rows, failures by code, and rows by state in each task."""
         with self._guard:
             return progress_of(self._partition(partition))
 
-    def row_state(self, partition: str) -> pa.Table:
+    def buffered(self, partition: str) -> messages.Buffered:
+        """Rows that belong to no step yet, and their bytes."""
+        with self._guard:
+            return buffered_of(self._partition(partition), self._catalog.blocks)
+
+    def row_state(self, partition: str, columns: Sequence[str] = ()) -> pa.Table:
         """A row a row: error, step, trained, attempt, claimed, missing, complete."""
         with self._guard:
-            return row_state_table(self._partition(partition), self._trained())
+            return row_state_table(self._partition(partition), self._trained(), columns)
 
     def _trained(self) -> list[int]:
         return [step.step for step in self._catalog.steps.values() if step.trained_at is not None]
@@ -184,22 +192,29 @@ class CatalogReader:
             found = self._partition(partition)
             sealed = self._catalog.steps.get(step)
             if sealed is None or sealed.partition != partition:
-                raise InputError(f"step {step} of partition {partition!r} is not sealed; seal it first")
+                there = [known.step for known in self.steps() if known.partition == partition]
+                which = f"steps {there[0]} to {there[-1]} are" if there else "none is"
+                raise InputError(f"step {step} of partition {partition!r} is not sealed; {which}")
             slots = found.slots(from_runs(self._catalog.members[step]))
             return found.ids_at(slots[slots >= 0])
 
-    def steps(self) -> list[records.Step]:
+    def steps(self) -> list[messages.Step]:
         """Sealed steps, by number."""
         with self._guard:
             return [self._catalog.steps[step] for step in sorted(self._catalog.steps)]
 
-    def published(self) -> list[records.Weights]:
-        """Weight versions of the latest epoch, oldest first."""
-        return list(self._catalog.published)
+    def published(self, last: int = 0) -> list[messages.Weights]:
+        """Weight versions of the latest epoch, oldest first: the *last* ones, or all."""
+        return self._catalog.published[-last:]
 
-    def checkpoints(self) -> list[records.Checkpoint]:
+    def checkpoints(self) -> list[messages.Checkpoint]:
         """Checkpoints of the latest epoch, oldest first."""
         return list(self._catalog.checkpoints)
+
+    def facts(self) -> dict[str, str]:
+        """What was recorded about the store, the latest value of each."""
+        with self._guard:
+            return dict(self._catalog.facts)
 
     def blocks(self) -> pa.Table:
         """Lineage: a row a block."""
@@ -266,21 +281,29 @@ def _cells(partition: Partition, name: str, slots: Ints) -> tuple[Ints, Ints]:
     return np.where(slots >= 0, cells.block.data[slots], np.int32(-1)), cells.row.data[slots]
 
 
-def _refuse_missing(partition: Partition, ids: Sequence[str], slots: Ints, columns: Sequence[str]) -> None:
+def _positions(used: Ints, blocks: Ints) -> Ints:
+    """Where in *used*, which is sorted, each of *blocks* is; −1 for missing."""
+    if len(used) == 1 and (blocks == used[0]).all():  # the usual case
+        return np.zeros(len(blocks), np.int32)
+    return np.where(blocks >= 0, np.searchsorted(used, blocks), -1).astype(np.int32)
+
+
+def _missing_rows(partition: Partition, ids: Sequence[str], slots: Ints, columns: Sequence[str]) -> MissingRows:
+    """What to tell who asks for rows or values that are not there."""
     absent = {name: ~((slots >= 0) & partition.present(name, slots)) for name in columns}
-    if not any(flags.any() for flags in absent.values()) and (slots >= 0).all():
-        return
     missing = {
         ids[row]: [name for name in columns if absent[name][row]]
         for row in np.flatnonzero(np.logical_or.reduce([slots < 0, *absent.values()])).tolist()
     }
     first, lacks = next(iter(missing.items()))
-    columns_of = f"columns {', '.join(map(repr, lacks))} of " if first in partition.index else ""
     slot = slots[ids.index(first)]
+    columns_of = f"columns {', '.join(map(repr, lacks))} of " if slot >= 0 else ""
     cleared = slot >= 0 and any(_cells(partition, name, np.array([slot]))[0][0] == CLEARED for name in lacks)
-    why = "cleared, as retention asks" if cleared else "not there (never put, superseded or cleared)"
+    why = "cleared, as retention asks" if cleared else "not written, or superseded and not written again"
+    if slot < 0:
+        why = "there is no such row: never put, or cleared whole"
     more = f", and {len(missing) - 1} more samples" if len(missing) > 1 else ""
-    raise MissingRows(
+    return MissingRows(
         f"partition {partition.name!r}: {columns_of}sample {first!r}{more}: {why}; "
         'pass missing="null" to get nulls',
         missing,

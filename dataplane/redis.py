@@ -35,7 +35,7 @@ class RedisStorage:
     """One store on a server. The URL's query takes ``prefix``, ``patience_s``, ``max_block_bytes`` and redis-py's own.
 
     A password comes from the URL or from OPD_REDIS_PASSWORD (and OPD_REDIS_USERNAME). ``power`` durability needs a
-    server with an append-only file. Raises InputError, and StoreError for a server that cannot keep a store.
+    server that syncs its append-only file always. Raises InputError, and StoreError for one that cannot keep a store.
     """
 
     copies = True
@@ -53,7 +53,7 @@ class RedisStorage:
         self._guard = threading.Lock()
         self.max_block_bytes: int | None = self._check_server(durability, server.address.max_block_bytes)
         if not create and not self._call(lambda: self._client.exists(self._key("epoch"))):
-            raise InputError(f"{self.url}: no store here; open it with mode='w' to make one")
+            raise InputError(f"{self.url}: no store here; whoever opens it for writing makes one")
 
     def _check_server(self, durability: str, max_block_bytes: int | None) -> int:
         """Refuse a server that drops data; the largest block it may be sent."""
@@ -63,9 +63,19 @@ class RedisStorage:
             raise StoreError(f"{self.url}: the server evicts keys ({policy}); set maxmemory-policy to noeviction")
         if limit and int(info["used_memory"]) > 0.98 * limit:
             raise StoreError(f"{self.url}: the server's memory is full ({info['used_memory']} of {limit} bytes)")
-        if durability == "power" and not info.get("aof_enabled"):
-            raise InputError(f"{self.url}: durability 'power' needs a server with appendonly yes")
+        if durability == "power":
+            self._check_durable(bool(info.get("aof_enabled")))
         return max_block_bytes or min(limit or 4 << 30, 4 << 30)
+
+    def _check_durable(self, appends: bool) -> None:
+        """Refuse a server that a power cut costs what it acknowledged."""
+        asked = self._call(lambda: self._client.config_get("append*")) if appends else {}
+        found = asked.get("appendfsync") if appends else "none, as appendonly is no"
+        if found != "always":
+            raise InputError(
+                f"{self.url}: durability 'power' needs a server with appendonly yes and appendfsync always, "
+                f"got {found}: a power cut would cost what came last; change that, or use durability 'process'"
+            )
 
     # -- the writer -----------------------------------------------------------------------------------------------
 
@@ -97,7 +107,7 @@ class RedisStorage:
 
     def _taken(self, holder: bytes) -> StoreLocked:
         who = " ".join(holder.decode(errors="replace").split()[1:]) or "another process"
-        return StoreLocked(f"{self.url} is already open for writing by {who}; close it there, or open with mode='r'")
+        return StoreLocked(f"{self.url} is already open for writing by {who}; end it first, or only read beside it")
 
     def writer(self) -> Writer:
         holder, closed = self._call(lambda: self._client.mget(self._key("writer"), self._key("closed")))

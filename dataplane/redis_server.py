@@ -9,7 +9,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -22,8 +22,11 @@ from redis.exceptions import TimeoutError as Silent
 from dataplane.storage import BytesLike
 from schemas.errors import CorruptData, InputError, StoreError
 
-#: Bytes of a chunk behind its header.
-CHUNK_BYTES = 1 << 20
+#: Bytes of a chunk behind its header: with it and the server's own, a megabyte, beyond which allocators waste some.
+CHUNK_BYTES = (1 << 20) - 256
+
+#: Smaller pieces of commands are sent together.
+_SMALL_BYTES = 16 << 10
 
 #: Chunks sent or asked for before their replies are read.
 _PIPELINE = 64
@@ -112,11 +115,19 @@ class Connections:
 
     @staticmethod
     def _sent(connection: Any, commands: Iterable[list[BytesLike]]) -> int:
-        count = 0
-        for words in commands:
-            connection.send_packed_command(words)
-            count += 1
-        return count
+        """How many *commands* there were. They leave as one stream, made while it is sent."""
+        sent = 0
+
+        def pieces() -> Iterator[BytesLike]:
+            nonlocal sent
+            for words in commands:
+                sent += 1
+                yield from words
+
+        stream = _joined(pieces())
+        for first in stream:
+            connection.send_packed_command(chain((first,), stream))
+        return sent
 
     def call(self, what: Callable[[], Any]) -> Any:
         """The answer of *what*, asked again while the server is away. Raises StoreError."""
@@ -127,6 +138,11 @@ class Connections:
             except AuthenticationError as error:
                 raise StoreError(f"{self.url}: {error}; put the password into OPD_REDIS_PASSWORD") from error
             except (Unreachable, Silent) as error:
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    raise StoreError(
+                        f"{self.url}: its certificate is not trusted ({error}); name the authority that signed it "
+                        "with ssl_ca_certs=FILE in the URL, or with SSL_CERT_FILE"
+                    ) from error
                 if time.monotonic() + wait_s > until:
                     raise StoreError(f"{self.url}: no answer for {self.patience_s:g} s ({error})") from error
                 time.sleep(wait_s)
@@ -166,6 +182,21 @@ def count_of(size: int) -> int:
 def command(*words: bytes) -> list[BytesLike]:
     """A command as it goes over the wire."""
     return [b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)]
+
+
+def _joined(pieces: Iterable[BytesLike]) -> Iterator[BytesLike]:
+    """*pieces* in their order; small neighbours are one."""
+    small = b""
+    for piece in pieces:
+        if len(piece) < _SMALL_BYTES:  # type: ignore[arg-type]  # bytes or memoryview
+            small += bytes(piece)  # type: ignore[call-overload]
+            continue
+        if small:
+            yield small
+            small = b""
+        yield piece
+    if small:
+        yield small
 
 
 def chunked(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:

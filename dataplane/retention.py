@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dataplane.blocks import write
 from dataplane.fetch import fetch
-from schemas.records import MergeRequest
+from schemas.messages import MergeRequest
 
 if TYPE_CHECKING:
     from dataplane.plane import DataPlane

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from dataplane.numbers import Ints
 from dataplane.partition import Partition, Task
-from schemas.records import Progress, TaskProgress
+from schemas.messages import Progress, TaskProgress
 
 ROW_STATE_SCHEMA = pa.schema(
     [
@@ -43,29 +43,27 @@ def _task_progress(partition: Partition, task: Task, slots: Ints) -> TaskProgres
     return TaskProgress(counts[0], len(slots) - sum(counts), *counts[1:])
 
 
-def row_state_table(partition: Partition, trained_steps: Sequence[int]) -> pa.Table:
-    """A row a row, in row order; see ``ROW_STATE_SCHEMA``.
+def row_state_table(partition: Partition, trained_steps: Sequence[int], columns: Sequence[str] = ()) -> pa.Table:
+    """A row a row, in row order, with *columns* of ``ROW_STATE_SCHEMA`` (all for none).
 
     ``attempt`` is how often the most-claimed task claimed the row (at least 1); ``missing`` is what the first task
     that is not done with the row still lacks; ``complete`` says that every declared task is done with it.
     """
     slots = partition.live_slots()
     tasks = list(partition.tasks.values())
-    done = [task.done.data[slots] for task in tasks]
-    claimed = [task.claimed.data[slots] for task in tasks]
-    attempts = [np.ones(len(slots), np.int32), *(task.attempt.data[slots] for task in tasks)]
-    step = partition.step.data[slots]
-    arrays = [
-        pa.array(partition.ids_at(slots), pa.string()),
-        _errors(partition, slots),
-        pa.array(step, mask=step == 0),
-        pa.array(np.isin(step, trained_steps)),
-        pa.array(np.maximum.reduce(attempts)),
-        pa.array(np.logical_or.reduce([np.zeros(len(slots), np.bool_), *claimed])),
-        _missing(partition, tasks, slots),
-        pa.array(np.logical_and.reduce([np.full(len(slots), bool(tasks)), *done])),
-    ]
-    return pa.table(arrays, schema=ROW_STATE_SCHEMA)
+    step, none = partition.step.data[slots], np.zeros(len(slots), np.bool_)
+    made: dict[str, Callable[[], pa.Array]] = {
+        "sample_id": lambda: pa.array(partition.ids_at(slots), pa.string()),
+        "error": lambda: _errors(partition, slots),
+        "step": lambda: pa.array(step, mask=step == 0),
+        "trained": lambda: pa.array(np.isin(step, trained_steps)),
+        "attempt": lambda: pa.array(np.maximum.reduce([none + 1, *(task.attempt.data[slots] for task in tasks)])),
+        "claimed": lambda: pa.array(np.logical_or.reduce([none, *(task.claimed.data[slots] for task in tasks)])),
+        "missing": lambda: _missing(partition, tasks, slots),
+        "complete": lambda: pa.array(np.logical_and.reduce([none | bool(tasks), *(t.done.data[slots] for t in tasks)])),
+    }
+    fields = [ROW_STATE_SCHEMA.field(name) for name in columns or ROW_STATE_SCHEMA.names]
+    return pa.table([made[field.name]().cast(field.type) for field in fields], schema=pa.schema(fields))
 
 
 def _errors(partition: Partition, slots: Ints) -> pa.Array:

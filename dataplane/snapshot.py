@@ -81,6 +81,7 @@ def _saved(catalog: Catalog) -> Snapshot:
         checkpoints=catalog.checkpoints,
         put_ids=list(catalog.put_ids),
         epoch=catalog.epoch,
+        facts=catalog.facts,
         leases=[
             SavedLease(x.claim, x.partition, x.task, to_runs(x.numbers), x.attempt, x.worker, x.deadline)
             for x in catalog.leases.all()
@@ -124,6 +125,7 @@ def _catalog(saved: Snapshot) -> Catalog:
     catalog.published, catalog.checkpoints, catalog.epoch = saved.published, saved.checkpoints, saved.epoch
     catalog.put_ids.update(dict.fromkeys(saved.put_ids))
     catalog.leases = _leases(saved.leases)
+    catalog.facts = saved.facts
     return catalog
 
 

@@ -26,11 +26,11 @@ from schemas.errors import MissingRows, OpdError, StoreError
 #: Methods of the host that a connection may call.
 METHODS = (
     *("create_partition", "declare_task", "check_put", "put", "fail", "requeue", "clear"),
-    *("claim", "renew", "release", "check_commit", "commit"),
-    *("seal", "record_trained", "record_published", "record_checkpoint", "new_epoch", "note"),
+    *("claim", "renew", "release", "commit"),
+    *("seal", "record_trained", "record_published", "record_checkpoint", "new_epoch", "record_fact", "note"),
     *("lose", "merge", "snapshot", "forget"),
-    *("partitions", "ids", "locate", "locate_all", "rows", "progress", "row_state", "blocks"),
-    *("members", "steps", "published", "checkpoints", "epoch", "position", "wait"),
+    *("partitions", "ids", "locate", "locate_all", "rows", "progress", "buffered", "row_state", "blocks"),
+    *("members", "steps", "published", "checkpoints", "facts", "epoch", "position", "wait", "wait_ready"),
 )
 
 #: A frame larger than this is refused; blocks do not travel here.

@@ -169,18 +169,31 @@ def _from_ragged(rows: list[Any], field: pa.Field) -> pa.Array:
         return _from_python([row.item() if hasattr(row, "item") else row for row in rows], field)
     lengths = np.fromiter((0 if row is None else len(row) for row in rows), dtype=np.int64, count=len(rows))
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    parts = [_flat_values(row, field) for row in rows if row is not None and len(row)]
+    parts = [_flat_values(part, field) for part in _joined([row for row in rows if row is not None and len(row)])]
     flat = pa.concat_arrays(parts) if parts else pa.array([], field.type.value_type)
     mask = pa.array([row is None for row in rows]) if any(row is None for row in rows) else None
     return pa.LargeListArray.from_arrays(pa.array(offsets), flat, type=field.type, mask=mask)
 
 
+def _joined(rows: list[Any]) -> list[Any]:
+    """*rows* as one array if they are arrays or tensors of one kind, which is much faster; else as they are."""
+    arrays = all(isinstance(row, np.ndarray) for row in rows)
+    if not rows or not (arrays or all(map(_is_torch, rows))):
+        return rows
+    if len({(row.dtype, getattr(row, "device", None), row.shape[1:]) for row in rows}) > 1:
+        return rows
+    return [np.concatenate(rows) if arrays else sys.modules["torch"].cat(rows)]
+
+
 def _from_python(rows: list[Any], field: pa.Field) -> pa.Array:
     _refuse_kind_mixups(rows, field)
     try:
-        return pa.array(rows, type=field.type)
+        array = pa.array(rows, type=field.type)
     except UnicodeEncodeError:
         return pa.array([clean_text(row) for row in rows], type=field.type)
+    if pa.types.is_float32(_value_type(field)) and _num_infinite(array):
+        _refuse_overflow(rows, field)
+    return array
 
 
 def clean_text(value: Any) -> Any:
@@ -193,21 +206,34 @@ def clean_text(value: Any) -> Any:
 
 
 def _refuse_kind_mixups(rows: list[Any], field: pa.Field) -> None:
-    """True is no 1, 2.0 no integer and 1e300 no float32, though Python and Arrow would take them."""
-    kind = field.type.value_type if pa.types.is_large_list(field.type) else field.type
+    """True is no 1 and 2.0 no integer, though Python and Arrow would take them."""
+    kind = _value_type(field)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return
-    nested = kind is not field.type
-    items = list(chain.from_iterable(row for row in rows if row is not None)) if nested else rows
+    items = _items(rows, field)
     whole = pa.types.is_integer(kind)
     refused = (bool, np.bool_, float) if whole else (bool, np.bool_)
     if any(issubclass(given, refused) for given in set(map(type, items))):
         item = next(item for item in items if isinstance(item, refused))
         raise TypeError(f"{item!r} is not of type {kind}")
-    if pa.types.is_float32(kind):
-        item = max((abs(item) for item in items if item is not None and abs(item) < math.inf), default=0.0)
-        if item > _LARGEST_FLOAT32:
-            raise ValueError(f"{item!r} is beyond the range of {kind}")
+
+
+def _refuse_overflow(rows: list[Any], field: pa.Field) -> None:
+    """1e300 is no float32, though Arrow would make an infinity of it."""
+    finite = (abs(item) for item in _items(rows, field) if item is not None and abs(item) < math.inf)
+    largest = max(finite, default=0.0)
+    if largest > _LARGEST_FLOAT32:
+        raise ValueError(f"{largest!r} is beyond the range of {_value_type(field)}")
+
+
+def _value_type(field: pa.Field) -> pa.DataType:
+    return field.type.value_type if pa.types.is_large_list(field.type) else field.type
+
+
+def _items(rows: list[Any], field: pa.Field) -> list[Any]:
+    """The single values of *rows*."""
+    nested = pa.types.is_large_list(field.type)
+    return list(chain.from_iterable(row for row in rows if row is not None)) if nested else rows
 
 
 def _first_bad(rows: list[Any], field: pa.Field, sample_ids: Sequence[str], error: Exception) -> InputError:

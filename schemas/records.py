@@ -1,4 +1,4 @@
-"""The records of the journal, and what the plane and its host say to each other.
+"""The records of the journal.
 
 A journal record is one msgspec Struct; its ``kind`` is the name that ``events`` shows. After the record that
 creates a row, rows are named by number, as ``runs``: a flat list ``[start, count, start, count, …]`` in the
@@ -209,134 +209,17 @@ class Noted(Record, frozen=True):
     fields: dict[str, Plain] = {}
 
 
+class FactRecorded(Record, frozen=True):
+    """Something about the store that stays however far the journal is trimmed; a later value replaces it."""
+
+    fact: str
+    value: str
+
+
 AnyRecord = (
     Opened | PartitionCreated | TaskDeclared | Put | Claimed | Renewed | Released | Committed | Failed | Requeued
-    | StepSealed | StepTrained | Published | Checkpointed | Cleared | BlocksMerged | EpochOpened | Noted
+    | StepSealed | StepTrained | Published | Checkpointed | Cleared | BlocksMerged | EpochOpened | Noted | FactRecorded
 )  # fmt: skip
-
-
-# -- between the plane and its host ---------------------------------------------------------------------------------
-
-
-class PutRequest(msgspec.Struct):
-    """A block already written, to become columns of ``ids``."""
-
-    partition: str
-    ids: list[str]
-    block: Block
-    put_id: str | None = None
-    replace: bool = False
-    lineage: Lineage = Lineage()
-
-
-class MergeRequest(msgspec.Struct):
-    """A block already written, with what ``ids`` have in its columns; ``found`` is where that lay when it was read."""
-
-    partition: str
-    ids: list[str]
-    block: Block
-    found: Located
-
-
-class ClaimRequest(msgspec.Struct):
-    """Lease ready rows of a task; ``where`` maps scalar columns to the values wanted."""
-
-    partition: str
-    task: str
-    limit: int | None = None
-    lease_s: float = 60.0
-    where: dict[str, list[Plain]] | None = None
-    step: int | None = None
-    by_group: bool = False
-    worker: str = ""
-
-
-class Granted(msgspec.Struct):
-    """A lease: the claim's id, its rows in order, and how often they were claimed (at most), this time included."""
-
-    claim: str
-    sample_ids: list[str]
-    attempt: int
-    reads: list[str]
-
-
-class CommitRequest(msgspec.Struct):
-    """Acknowledge ``ids`` of a claim with the columns in ``block``; ``failed`` maps other ids to "code: detail"."""
-
-    claim: str
-    ids: list[str]
-    failed: dict[str, str] = {}
-    block: Block | None = None
-    lineage: Lineage = Lineage()
-
-
-class Cells(msgspec.Struct):
-    """Where a column's values lie: int32 little-endian arrays, an entry a row; block −1 is missing.
-
-    ``block`` indexes the reply's list of blocks, ``row`` counts inside that block.
-    """
-
-    block: bytes
-    row: bytes
-
-
-class Located(msgspec.Struct):
-    """Where the columns of some rows lie; ``arrow_schema`` has the fields asked for, in order.
-
-    The column ``sample_id`` lies nowhere: its values are ``ids``, which is empty when nobody asked for it.
-    """
-
-    arrow_schema: bytes
-    blocks: list[Block]
-    cells: list[Cells]
-    num_rows: int
-    ids: list[str] = []
-
-
-class Step(msgspec.Struct, omit_defaults=True):
-    """A sealed step; ``metrics`` is None until it is trained."""
-
-    step: int
-    partition: str
-    num_samples: int
-    sealed_at: float
-    trained_at: float | None = None
-    metrics: dict[str, float] | None = None
-
-
-class Weights(msgspec.Struct):
-    """A published weight version."""
-
-    version: int
-    path: str
-    time: float
-
-
-class Checkpoint(msgspec.Struct):
-    """A complete checkpoint."""
-
-    step: int
-    path: str
-    time: float
-
-
-class TaskProgress(msgspec.Struct):
-    """Rows of a partition by their state in one task; the five add up to its rows."""
-
-    waiting: int
-    ready: int
-    claimed: int
-    done: int
-    failed: int
-
-
-class Progress(msgspec.Struct):
-    """Counts of a partition; ``failed`` by error code."""
-
-    rows: int
-    sealed: int
-    failed: dict[str, int]
-    tasks: dict[str, TaskProgress]
 
 
 def lineage(fields: Mapping[str, Any] | None, **known: Any) -> Lineage:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from schemas.records import Block, Checkpoint, Lineage, Step, Weights
+from schemas.messages import Checkpoint, Step, Weights
+from schemas.records import Block, Lineage
 
 
 class SavedTask(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -76,3 +77,4 @@ class Snapshot(msgspec.Struct, forbid_unknown_fields=True):
     put_ids: list[str]
     epoch: int
     leases: list[SavedLease]
+    facts: dict[str, str] = {}

@@ -7,12 +7,14 @@ with another name, and the leader gives it its own when all parts are there.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from dataplane.files import fsync_directory
 from schemas.errors import DeadlinePassed, JobFailed, OpdError
 from workers.ranks import ALONE, Ranks
 
@@ -31,11 +33,12 @@ def is_complete(path: Path) -> bool:
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time, in *directory*, from a thread."""
+    """Writes one checkpoint at a time, in *directory*, from a thread. A *durable* one survives a power cut."""
 
-    def __init__(self, directory: Path, ranks: Ranks = ALONE) -> None:
+    def __init__(self, directory: Path, ranks: Ranks = ALONE, *, durable: bool = False) -> None:
         self.directory = directory
         self.ranks = ranks
+        self.durable = durable
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: dict[int, Future[Path]] = {}
 
@@ -74,8 +77,12 @@ class CheckpointWriter:
             if self.ranks.leader:
                 self._await_parts(partial)
                 (partial / STATE_FILE).write_text(json.dumps({"step": step, "weight_version": step}))
+                if self.durable:
+                    _flush(partial)
                 shutil.rmtree(final, ignore_errors=True)
                 partial.rename(final)
+                if self.durable:
+                    fsync_directory(self.directory)
             else:
                 _done(partial, self.ranks.rank).touch()
         except BaseException:
@@ -94,6 +101,14 @@ class CheckpointWriter:
             time.sleep(0.02)
         for part in parts:
             part.unlink()
+
+
+def _flush(directory: Path) -> None:
+    """Every file of *directory*, and their names, to the disk."""
+    for path in (path for path in directory.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    fsync_directory(directory)
 
 
 def _done(partial: Path, rank: int) -> Path:

@@ -42,11 +42,11 @@ class Busy(NamedTuple):
 class Work(NamedTuple):
     """Processor seconds in the store, seconds in the stage, runs of the stage, their rows and response tokens."""
 
-    plane_s: float
-    stage_s: float
-    batches: int
-    samples: int
-    tokens: int
+    plane_s: float = 0.0
+    stage_s: float = 0.0
+    batches: int = 0
+    samples: int = 0
+    tokens: int = 0
 
 
 @dataclass

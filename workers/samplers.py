@@ -12,7 +12,7 @@ fewer than ``window`` places after it; the oldest groups that may join do.
     first_ready   as far as anything is admitted: takes 4, 6, 7, and could have taken 8
 
 So a late group is overtaken by ``window`` − 1 others at most, in all steps together: nothing starves. The window
-slides on with the oldest group that is late, as in the windowed FIFO of MiniMax's Forge.
+slides on with the oldest group that is late.
 """
 
 from __future__ import annotations

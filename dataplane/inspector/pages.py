@@ -103,14 +103,14 @@ class Pages:
             raise InputError(f"sort: no column {sort!r}{did_you_mean(sort, columns)}")
         direction = "desc" if asked.get("desc") == "true" else "asc"
         limit, offset = min(_whole(asked, "limit", 50), MOST_ROWS), _whole(asked, "offset", 0)
-        total = self._ask(f"select count(*) as n from samples{where}", values)["n"][0].as_py()
         # The page's rows are found first, by as few columns as will do; only their texts are ever read.
         found = self._ask(
-            f"select partition, sample_id from samples{where} order by {quoted(sort)} {direction} nulls last, "
-            f"partition, sample_id limit {limit} offset {offset}",
+            f"select partition, sample_id, count(*) over () as n from samples{where} "
+            f"order by {quoted(sort)} {direction} nulls last, partition, sample_id limit {limit} offset {offset}",
             values,
         ).to_pylist()
-        return {"total": total, "columns": columns, "rows": self._rows(found, columns)}
+        counted = found or self._ask(f"select count(*) as n from samples{where}", values).to_pylist()
+        return {"total": counted[0]["n"], "columns": columns, "rows": self._rows(found, columns)}
 
     def sample(self, partition: str, sample_id: str) -> dict[str, Any]:
         """One sample whole, and the tokens of every response to its prompt."""

@@ -20,9 +20,9 @@ TOKEN_COLUMNS = tuple(
 
 
 class HistoryReader(Reader, Protocol):
-    """A Reader whose events can name samples."""
+    """A Reader whose events can be those of one sample."""
 
-    def events(self, with_ids: bool = False) -> pa.Table: ...
+    def events(self, with_ids: bool = False, about: tuple[str, str] | None = None) -> pa.Table: ...
 
 
 class OneRow:
@@ -44,10 +44,10 @@ class OneRow:
         table: pa.Table = self.reader.get(partition, self.wanted, list(columns), missing="null").table
         return table
 
-    def row_state(self, partition: str) -> pa.Table:
-        state = self.reader.row_state(partition)
+    def row_state(self, partition: str, columns: Any = ()) -> pa.Table:
         if partition != self.partition:
-            return state
+            return self.reader.row_state(partition, columns)
+        state = self.reader.row_state(partition)
         return state.take(pc.index_in(pa.array(self.wanted, pa.string()), state["sample_id"]))
 
     def events(self) -> pa.Table:
@@ -83,6 +83,10 @@ def _partition_of(plane: Any, sample_id: str, partition: str | None) -> str:
     for name, known in ids.items():
         if sample_id in known:
             return name
+    for name in names:
+        if len(gone := plane.events(about=(name, sample_id))):
+            last = gone["time"][-1].as_py().isoformat(" ", "seconds")
+            raise InputError(f"sample {sample_id!r} of {name!r} was cleared; its last record is of {last} UTC")
     everything = [each for known in ids.values() for each in known]
     there = f" in partition {partition!r}" if partition is not None else ""
     near = did_you_mean(sample_id, everything[:20_000])
@@ -104,23 +108,8 @@ def _siblings(plane: Any, partition: str, group_id: str | None, sample_id: str) 
 
 def history(plane: HistoryReader, partition: str, sample_id: str) -> list[dict[str, Any]]:
     """The journal's records about one sample, oldest first."""
-    events = plane.events(with_ids=True)
-    kept = [
-        {name: value for name, value in event.items() if name not in ("sample_ids", "failed_ids")}
-        for event in events.filter(_about(events, partition, sample_id)).to_pylist()
-    ]
-    return [{name: value for name, value in event.items() if value is not None} for event in map(_spread, kept)]
-
-
-def _about(events: pa.Table, partition: str, sample_id: str) -> pa.Array:
-    """Which records name the sample."""
-    rows: set[int] = set()
-    for name in ("sample_ids", "failed_ids"):
-        column = events[name].combine_chunks()
-        here = pc.list_parent_indices(column).filter(pc.equal(pc.list_flatten(column), sample_id))
-        rows |= set(here.to_pylist())
-    where = events["partition"].to_pylist()
-    return pa.array([row in rows and where[row] == partition for row in range(len(events))], pa.bool_())
+    events = plane.events(about=(partition, sample_id)).to_pylist()
+    return [{name: value for name, value in event.items() if value is not None} for event in map(_spread, events)]
 
 
 def _spread(event: dict[str, Any]) -> dict[str, Any]:

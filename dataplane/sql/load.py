@@ -13,7 +13,7 @@ from dataplane.sql.steps import steps_columns, steps_table
 from dataplane.sql.views import BLOCKS, EVENTS, SAMPLES, STATE_PREFIX, TOKENS, VOCABULARY, ViewColumn
 from schemas.columns import REGISTRY, SAMPLE_ID
 from schemas.errors import StoreError
-from schemas.records import Step
+from schemas.messages import Step
 
 #: How often a snapshot is tried while rows are being cleared.
 _ATTEMPTS = 10
@@ -25,7 +25,7 @@ class Reader(Protocol):
     def partitions(self) -> dict[str, pa.Schema]: ...
     def ids(self, partition: str) -> list[str]: ...
     def table(self, partition: str, columns: Sequence[str]) -> pa.Table: ...
-    def row_state(self, partition: str) -> pa.Table: ...
+    def row_state(self, partition: str, columns: Sequence[str] = ...) -> pa.Table: ...
     def events(self) -> pa.Table: ...
     def blocks(self) -> pa.Table: ...
     def steps(self) -> list[Step]: ...
@@ -51,7 +51,7 @@ class Source:
         for schema in self.partitions.values():
             self.types |= {field.name: readable(field.type) for field in schema}
         self.own = {name: f"own.{k}" for k, name in enumerate(n for n in self.types if n not in REGISTRY)}
-        self.steps = steps_table(reader.steps())
+        self.steps = [step for step in reader.steps() if step.trained_at is not None]
         self.views: dict[str, tuple[ViewColumn, ...]] = {
             "samples": self._samples(),
             "tokens": TOKENS,
@@ -66,8 +66,8 @@ class Source:
         reads = list(dict.fromkeys(reads))
         schema = self.partitions[partition]
         stored = [name for name in reads if name in schema.names]
-        with_state = any(name.startswith(STATE_PREFIX) for name in reads)
-        ids, table, state = self._snapshot(partition, stored, with_state)
+        of_state = [name.removeprefix(STATE_PREFIX) for name in reads if name.startswith(STATE_PREFIX)]
+        ids, table, state = self._snapshot(partition, stored, of_state)
         self._account(partition, table)
         columns = {SAMPLE_ID: pa.array(ids, pa.string())}
         for name in reads:
@@ -75,12 +75,12 @@ class Source:
                 columns[self.own.get(name, name)] = as_readable(table.column(name), self.types[name])
             elif name in self.types:
                 columns[self.own.get(name, name)] = pa.nulls(len(ids), self.types[name])
-        for name in state.column_names:
+        for name in of_state:
             columns[STATE_PREFIX + name] = state.column(name)
         return pa.table(columns)
 
     def _snapshot(
-        self, partition: str, stored: Sequence[str], with_state: bool
+        self, partition: str, stored: Sequence[str], of_state: Sequence[str]
     ) -> tuple[list[str], pa.Table, pa.Table]:
         """Ids, stored columns and state of the same rows, though others may put and clear meanwhile.
 
@@ -89,7 +89,7 @@ class Source:
         for _ in range(_ATTEMPTS):
             ids = self.reader.ids(partition)
             table = self.reader.table(partition, stored) if stored else pa.table({})
-            state = self.reader.row_state(partition) if with_state else pa.table({})
+            state = self.reader.row_state(partition, of_state) if of_state else pa.table({})
             if self.reader.ids(partition)[: len(ids)] == ids:
                 return ids, table.slice(0, len(ids)), state.slice(0, len(ids))
         raise StoreError(f"partition {partition!r}: rows are cleared faster than they can be read; ask again")
@@ -105,7 +105,7 @@ class Source:
     def whole(self, view: str) -> pa.Table:
         """The rows of ``steps``, ``events`` or ``blocks``."""
         if view == "steps":
-            return self.steps
+            return steps_table(self.steps)
         table = self.reader.events() if view == "events" else self.reader.blocks()
         self._account(view, table)
         return table

@@ -86,6 +86,8 @@ def _kind_of(connection: duckdb.DuckDBPyConnection, query: str) -> str:
         raise explained(error, {}) from None
     except ValueError:  # a kind that the Python client has no name for
         raise _refused("such") from None
+    if not kinds:
+        raise InputError("query: it is empty; expected one statement, as in: select count(*) from samples")
     if len(kinds) != 1:
         raise InputError(f"query: expected one statement, got {len(kinds)}; run them one at a time")
     kind = kinds[0]

@@ -7,15 +7,13 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from dataplane.sql.views import STEPS, ViewColumn
-from schemas.records import Step
+from schemas.messages import Step
 
 
 def steps_table(steps: Iterable[Step]) -> pa.Table:
-    """The trained steps and their metrics; what a run does not measure is null."""
+    """The trained *steps* and their metrics; what a run does not measure is null."""
     rows = [
-        {"weight_version": s.step - 1, "samples": s.num_samples, **(s.metrics or {}), "step": s.step}
-        for s in steps
-        if s.trained_at is not None
+        {"weight_version": s.step - 1, "samples": s.num_samples, **(s.metrics or {}), "step": s.step} for s in steps
     ]
     known = {column.name: column.type for column in STEPS}
     names = list(dict.fromkeys([*known, *(name for row in rows for name in row)]))
@@ -29,8 +27,8 @@ def _column(values: list[float | None], type_: pa.DataType) -> pa.Array:
     return pa.array(values, type_)
 
 
-def steps_columns(table: pa.Table) -> tuple[ViewColumn, ...]:
-    """The columns of ``steps`` over *table*: those of any run, then what else this one measured."""
+def steps_columns(steps: Iterable[Step]) -> tuple[ViewColumn, ...]:
+    """The columns of ``steps``: those of any run, then what else this one measured."""
     known = {column.name for column in STEPS}
-    others = [name for name in table.column_names if name not in known]
+    others = dict.fromkeys(name for step in steps for name in step.metrics or () if name not in known)
     return (*STEPS, *(ViewColumn(name, pa.float64(), "a metric of this run", (name,)) for name in others))

@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 
 def server_program() -> str:
@@ -53,7 +55,7 @@ class Server:
                 time.sleep(0.005)
 
     def client(self) -> redis.Redis:
-        return redis.Redis(unix_socket_path=str(self.socket))
+        return redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0))
 
     def pause(self) -> None:
         self.process.send_signal(signal.SIGSTOP)

@@ -13,7 +13,6 @@ import pytest
 from dataplane.blocks import BlockReader, decode, lay_out
 from dataplane.canonical import canonical, checksum
 from dataplane.memory import MemoryStorage
-from dataplane.storage import BytesLike
 from schemas.errors import CorruptData, StoreError
 from schemas.records import Block
 
@@ -36,13 +35,8 @@ SAMPLES = [
 ]
 
 
-def encode(schema: pa.Schema, columns: dict[str, pa.Array], ids: list[str]) -> tuple[Block, list[BytesLike]]:
-    laid, parts = lay_out(schema, columns, ids)
-    return laid.block(), parts
-
-
 def written() -> tuple[Block, bytes]:
-    block, parts = encode(SCHEMA, COLUMNS, IDS)
+    block, parts = lay_out(SCHEMA, COLUMNS, IDS)
     return block, b"".join(parts)
 
 
@@ -57,7 +51,7 @@ def test_a_block_is_an_ordinary_arrow_file() -> None:
 def test_writing_copies_no_large_buffer() -> None:
     values = np.arange(100_000, dtype=np.int32)
     column = pa.LargeListArray.from_arrays(pa.array([0, 100_000]), pa.array(values))
-    _, parts = encode(SCHEMA, {"input_ids": column}, ["x"])
+    _, parts = lay_out(SCHEMA, {"input_ids": column}, ["x"])
     largest = max(parts, key=len)
     assert largest.address == values.ctypes.data
 
@@ -94,7 +88,7 @@ def test_a_truncated_block_is_corrupt_at_every_length() -> None:
 
 def test_a_block_with_other_columns_or_rows_is_corrupt() -> None:
     block, _ = written()
-    _, parts = encode(SCHEMA, {"prompt": COLUMNS["prompt"]}, IDS)
+    _, parts = lay_out(SCHEMA, {"prompt": COLUMNS["prompt"]}, IDS)
     other = b"".join(parts)
     resized = type(block)(block.id, len(other), block.rows, block.columns, block.checksums)
     with pytest.raises(CorruptData, match="not those of the journal"):
@@ -105,7 +99,7 @@ def test_values_that_no_arrow_reader_may_trust_are_corrupt_even_with_a_matching_
     offsets = pa.py_buffer(np.array([0, 2, 3], dtype=np.int32))
     text = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"\xff\xfea"))
     storage = MemoryStorage()
-    block, parts = encode(SCHEMA, {"prompt": text}, ["x", "y"])
+    block, parts = lay_out(SCHEMA, {"prompt": text}, ["x", "y"])
     storage.write(block.id, parts)
     with pytest.raises(CorruptData, match="column 'prompt'.*UTF8"):
         BlockReader(storage).column(block, SCHEMA.field("prompt"))
@@ -151,3 +145,18 @@ def test_hostile_files_are_errors_and_not_crashes(seed: int) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", _FUZZ, str(seed)], capture_output=True, text=True, cwd=root)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_compressed_file_is_refused_before_it_is_unpacked(codec: str) -> None:
+    columns = {"reward": np.zeros(20_000_000, np.float32), "sample_id": pa.nulls(20_000_000, pa.string())}
+    batch = pa.record_batch(columns)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as file:
+        file.write_batch(batch)
+    data, rows = sink.getvalue(), batch.num_rows
+    del batch, columns
+    before = pa.total_allocated_bytes()
+    with pytest.raises(CorruptData, match="it is compressed"):
+        decode(Block("b", len(data), rows, ("reward", "sample_id"), (0, 0)), data)
+    assert pa.total_allocated_bytes() - before < 1 << 20

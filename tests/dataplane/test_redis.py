@@ -128,6 +128,16 @@ def test_a_server_that_restarts_with_its_data_is_waited_for_and_applies_once(ser
         assert [kinds.count(kind) for kind in ("put", "claimed", "committed")] == [1, 1, 1]
 
 
+@options("--appendonly", "yes", "--appendfsync", "everysec")
+def test_power_durability_needs_a_server_that_syncs_always(server: Server) -> None:
+    with pytest.raises(InputError, match="appendfsync always, got everysec: a power cut would cost"):
+        open_plane(server.url, durability="power")
+    server.client().config_set("appendonly", "no")
+    with pytest.raises(InputError, match="got none, as appendonly is no"):
+        open_plane(server.url, durability="power")
+    open_plane(server.url).close()
+
+
 def test_an_append_sent_twice_is_applied_once(url: str) -> None:
     storage = RedisStorage(url)
     storage.lock()

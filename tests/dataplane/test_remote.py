@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dataplane import DataPlane, connect, open_plane
+from dataplane.plane_reader import GUEST_OPEN
 from dataplane.remote import RemoteHost
 from schemas.errors import InputError, MissingRows, StoreError
 from tests.dataplane.stores import pipeline
@@ -126,5 +127,31 @@ def test_a_guest_waits_for_news_while_its_other_threads_work(host: DataPlane) ->
     host.put("train", ["a"], {"reward": [1.0]})
     waiting.join()
     assert got == [before + 1]
+    guest.close()
+    host.close()
+
+
+def test_a_guest_waits_until_rows_are_ready_for_one_of_its_tasks(host: DataPlane) -> None:
+    guest = connect(host.address)
+    got: list[bool] = []
+    waiting = threading.Thread(target=lambda: got.append(guest.wait_ready([("train", "generate")], 30.0)))
+    waiting.start()
+    host.event("nothing to do with it")
+    admit(host, 1)
+    waiting.join()
+    claimed(host, "generate")
+    assert got == [True] and guest.wait_ready([("train", "generate"), ("train", "train")], 0.0) is False
+    guest.close()
+    host.close()
+
+
+def test_a_guest_keeps_no_more_than_a_few_blocks_open(host: DataPlane) -> None:
+    names = [f"s{number}" for number in range(GUEST_OPEN + 5)]
+    for number, name in enumerate(names):
+        host.put("train", [name], {"reward": [number / 2]})
+    guest = connect(host.address)
+    rewards = [guest.get("train", [name], ["reward"]).values("reward")[0] for name in names]
+    assert rewards == [number / 2 for number in range(len(names))]
+    assert len(guest._reader._open) == GUEST_OPEN and len(guest._reader._checked) == GUEST_OPEN
     guest.close()
     host.close()

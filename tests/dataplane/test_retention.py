@@ -78,7 +78,7 @@ def test_old_steps_go_and_the_events_begin_later(plane: DataPlane, store: Store)
     assert plane.events(with_ids=True).column("sample_ids").to_pylist() == [["t"]]
     follower.refresh()
     assert follower.ids("train") == plane.ids("train")
-    with pytest.raises(MissingRows, match="never put, superseded or cleared"):
+    with pytest.raises(MissingRows, match="never put, or cleared whole"):
         plane.get("train", ["s0"], ["prompt"])
     follower.close()
 
@@ -92,6 +92,18 @@ def test_a_trimmed_store_opens_with_everything_in_it(plane: DataPlane, store: St
     again = store.crash(plane)
     assert durable(catalog_of(again)) == before
     assert claimed(again, "generate").attempt == 2
+
+
+def test_facts_stay_however_far_the_journal_is_trimmed(plane: DataPlane, store: Store) -> None:
+    plane.record_fact("recipe", "run: {seed: 1}")
+    plane.record_fact("teachers", "[]")
+    plane.record_fact("recipe", "run: {seed: 2}")
+    plane.record_fact("recipe", "run: {seed: 2}")
+    assert plane.events()["kind"].to_pylist().count("fact_recorded") == 3
+    plane._writer.snapshot(True)
+    assert len(plane.events()) == 0
+    plane = store.crash(plane)
+    assert plane.facts() == {"recipe": "run: {seed: 2}", "teachers": "[]"} == store.open("r").facts()
 
 
 def test_heavy_columns_go_before_their_rows_and_reading_says_so(plane: DataPlane, store: Store) -> None:

@@ -112,6 +112,18 @@ def test_events_tell_the_history_of_a_row(plane: DataPlane) -> None:
     assert (rows[-1]["kind"], rows[-1]["detail"]) == ("weights_loaded", '{"ok": true, "loss": "nan"}')
 
 
+def test_the_events_about_a_sample_are_those_that_name_it_in_each_of_its_lives(plane: DataPlane) -> None:
+    ids = admit(plane, 4)
+    claimed(plane, "generate", limit=3).commit(generated(2), ids[:2], failed={ids[2]: "engine_error: down"})
+    plane.clear("train", [ids[1]])
+    plane.put("train", [ids[1], "new"], {"prompt": ["again", "x"]})
+    every = plane.events(with_ids=True)
+    for sample_id in (*ids, "new", "nobody"):
+        named = [e["seq"] for e in every.to_pylist() if sample_id in [*e["sample_ids"], *e["failed_ids"]]]
+        assert plane.events(about=("train", sample_id))["seq"].to_pylist() == named
+    assert len(plane.events(about=("train", ids[1]))) == 5 and len(plane.events(about=("other", ids[0]))) == 0
+
+
 def test_blocks_tell_who_made_them(plane: DataPlane) -> None:
     admit(plane, 2)
     made = {"weight_version": 7, "versions": {"torch": "2.13.0"}}

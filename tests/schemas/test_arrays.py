@@ -99,3 +99,17 @@ def test_refused(data: Any, type_: pa.DataType, reason: str) -> None:
 @given(st.lists(st.one_of(st.none(), st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5)), max_size=6))
 def test_any_ragged_column_round_trips(rows: list[list[int] | None]) -> None:
     assert convert(rows, TOKENS, rows=len(rows)) == rows
+
+
+def test_rows_that_are_tensors_of_one_kind_or_of_several_convert_alike():
+    rows = [torch.tensor([1.5, 2.0]), None, torch.tensor([]), torch.tensor([-3.0])]
+    mixed = [torch.tensor([1.5, 2.0], dtype=torch.bfloat16), None, np.array([]), torch.tensor([-3.0])]
+    expected = [[1.5, 2.0], None, [], [-3.0]]
+    assert convert(rows, LOGPROBS, 4) == convert(mixed, LOGPROBS, 4) == expected
+    assert convert([torch.tensor([7, 8]), torch.tensor([9])], TOKENS) == [[7, 8], [9]]
+
+
+def test_a_number_beyond_float32_is_refused_beside_an_infinity_that_is_meant():
+    assert convert([[float("-inf"), 1.0], [2.0]], LOGPROBS) == [[float("-inf"), 1.0], [2.0]]
+    with pytest.raises(InputError, match=r"sample 's1'.*1e\+300 is beyond the range"):
+        convert([[float("-inf"), 1.0], [1e300]], LOGPROBS)

@@ -11,6 +11,7 @@ from schemas.config import RunConfig
 from schemas.config.recipe import validate
 from workers.executors.inline import InlineExecutor
 from workers.job import read_inputs, run_job
+from workers.report import Reporter
 from workers.rundir import RunDir
 
 Break = Callable[[Mapping[str, Any]], None]
@@ -60,11 +61,18 @@ class Sabotaged(InlineExecutor):
         self.break_roles(self.roles)
 
 
-def run(config: RunConfig, directory: Path, *, resume: bool = False, break_roles: Break | None = None) -> RunDir:
+def run(
+    config: RunConfig,
+    directory: Path,
+    *,
+    resume: bool = False,
+    break_roles: Break | None = None,
+    report: Reporter | None = None,
+) -> RunDir:
     """Run to the end, or to the error."""
     run_dir = RunDir(directory)
     executor = Sabotaged(break_roles) if break_roles else InlineExecutor()
-    run_job(config, read_inputs(config), run_dir, executor, resume=resume)
+    run_job(config, read_inputs(config), run_dir, executor, resume=resume, report=report)
     return run_dir
 
 

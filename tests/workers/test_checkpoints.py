@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -42,6 +43,22 @@ def test_a_write_that_fails_names_its_step_and_leaves_nothing(tmp_path, kind):
     with pytest.raises(JobFailed, match=r"checkpoint of step 3: cannot be written in .*No space left on device"):
         writer.whole(wait=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_durable_one_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    flushed = []
+
+    def fsync(fd: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        flushed.append((path.name, [each.name for each in tmp_path.glob("step_*")]))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    writer = CheckpointWriter(tmp_path, durable=True)
+    writer.begin(7, text("seven"))
+    writer.whole(wait=True)
+    before, named = [], ["step_000007"]
+    assert sorted(flushed[:2]) == [("trainer_state.json", before), ("weights", before)]
+    assert flushed[2:] == [(".step_000007.partial", before), (tmp_path.name, named)]
 
 
 def test_what_a_killed_writer_left_is_swept(tmp_path):

@@ -25,6 +25,7 @@ from workers.executors.host import HostSettings, RoleHost
 from workers.teachers.cluster import TeacherCluster, reserve
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # read by processes that start: a thread's arena keeps what it freed
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 #: Seconds between two looks at what is waited for, and between two at what every role does.

@@ -68,7 +68,7 @@ class TrainerRole(Role):
         self.step_workers = [worker(partition=TRAIN, stage=stage) for stage in self._step_stages()]
         self.divergence = worker(partition=SAMPLED, stage=Divergence(self.engine))
         self.called = [*self.step_workers, self.divergence]
-        self.checkpoints = CheckpointWriter(run_dir.checkpoints, ranks)
+        self.checkpoints = CheckpointWriter(run_dir.checkpoints, ranks, durable=config.store.durability == "power")
 
     def _step_stages(self) -> list[Stage]:
         """What happens to a sealed step, in order."""
