@@ -40,7 +40,7 @@ def bare_write(path: Path, data: np.ndarray) -> None:
 
 def large(folder: Path, queue: Queue, rounds: int) -> dict[str, float]:
     """Seconds for 512 rows × 3 columns."""
-    columns, ids = batch(), names(512)
+    columns, ids, first = batch(), names(512), names(512, "first")
     fields, data, held = queue.fields(columns), raw(columns), names(512, "held")
     target, bare = np.empty_like(data), folder / "bare"
     mixed = [held[row] for row in np.random.default_rng(1).permutation(512).tolist()]
@@ -51,6 +51,11 @@ def large(folder: Path, queue: Queue, rounds: int) -> dict[str, float]:
             {
                 "put plane": Contender(
                     lambda: plane.put("train", ids, columns), after=lambda: plane.clear("train", ids)
+                ),
+                "put plane at once": Contender(
+                    lambda: plane.put("train", ids, columns),
+                    before=lambda: plane.put("train", first, columns),
+                    after=lambda: plane.clear("train", [*first, *ids]),
                 ),
                 "put transferqueue": Contender(lambda: queue.put(ids, fields), after=lambda: queue.clear(ids)),
                 "put bare write": Contender(lambda: bare_write(bare, data), after=bare.unlink),

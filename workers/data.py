@@ -19,6 +19,9 @@ import numpy as np
 from schemas.config.job import DataSource
 from schemas.errors import InputError
 
+#: Rows left out that are named one by one.
+LISTED = 10
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -42,6 +45,14 @@ class PromptSet:
     def agents(self) -> list[str]:
         return sorted({prompt.agent for prompt in self.prompts})
 
+    def left_out(self, what: str) -> list[str]:
+        """A line about each of the first rows that cannot be used, and one about all of them."""
+        if not self.rejected:
+            return []
+        rows = len(self.prompts) + len(self.rejected)
+        summary = f"{what}: {len(self.rejected):,} of {rows:,} rows left out, {len(self.prompts):,} used"
+        return [*(f"prompt left out: {line}" for line in self.rejected[:LISTED]), summary]
+
 
 class UnusableRow(ValueError):
     """Why a data row cannot be a prompt."""
@@ -60,7 +71,8 @@ def load_prompts(sources: Sequence[DataSource], what: str) -> PromptSet:
     if sources and not found.prompts:
         listed = "".join(f"\n  {line}" for line in found.rejected[:5])
         origin = ", ".join(source.path or str(source.generator) for source in sources)
-        raise InputError(f"{what}: no usable prompt in {origin}{listed or ' (it is empty)'}")
+        why = f"; expected an object with prompt, answer and agent in each line{listed}" if listed else " (it is empty)"
+        raise InputError(f"{what}: no usable prompt in {origin}{why}")
     return found
 
 

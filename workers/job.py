@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dataplane import DataPlane, open_plane
 from schemas.config import RunConfig
-from schemas.config.resolved import save_resolved, versions
+from schemas.config.resolved import resolved_text, save_resolved, versions
 from schemas.errors import InputError
 from stages.checkers import find_checker
 from stages.routing import TeacherConfig, resolve_reference_aliases, teacher_configs, teacher_configs_by_index
@@ -24,7 +24,7 @@ from workers.report import Reporter
 from workers.roles.generator import GeneratorRole
 from workers.roles.teacher import TeacherRole
 from workers.roles.trainer import TrainerRole
-from workers.rundir import RunDir
+from workers.rundir import RECIPE, RunDir
 from workers.teacher_index import assert_teachers_are_served, record_teachers
 from workers.teachers.resources import check_teachers, teacher_engine
 from workers.tokenizer import HFTokenizer, refuse_other_vocabulary
@@ -117,6 +117,7 @@ def opened_job(
         )
         stack.callback(executor.stop)
         save_resolved(config, run_dir.config)
+        plane.record_fact(RECIPE, _recorded(config))
         inputs.tokenizer.save(run_dir.tokenizer)
         vocabulary = len(inputs.tokenizer.vocabulary)
         assert_payload_fits(config, vocabulary, run_dir.path)
@@ -125,6 +126,11 @@ def opened_job(
         store_vocabulary(plane, inputs.tokenizer.fingerprint, inputs.tokenizer.vocabulary)
         executor.start(plane, roles(config, run_dir, record_teachers(plane, config)))
         yield _controller(config, inputs, run_dir, plane, executor, report or Reporter())
+
+
+def _recorded(config: RunConfig) -> str:
+    """The resolved recipe as the store keeps it: without the store's own URL, which may hold a password."""
+    return resolved_text(config.model_copy(update={"store": config.store.model_copy(update={"url": None})}))
 
 
 def roles(config: RunConfig, run_dir: RunDir, checkpoints: Sequence[str]) -> dict[str, RoleSpec]:

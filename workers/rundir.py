@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.errors import InputError
-from schemas.records import Step
+from schemas.messages import Step
+
+#: Name of the store's fact that holds the resolved recipe too, so that a store can be replayed without its directory.
+RECIPE = "recipe"
 
 
 @dataclass(frozen=True)

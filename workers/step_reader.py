@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from dataplane import DataPlane
 from schemas.columns import TRAIN
-from schemas.records import Step
+from schemas.messages import Step
 from workers.partitions import VOCABULARY
 
 
@@ -32,9 +32,11 @@ class StepReader:
             return self.plane.table(partition, columns)
         return self.plane.get(TRAIN, self.members, columns, missing="null", copy=False).table
 
-    def row_state(self, partition: str) -> pa.Table:
+    def row_state(self, partition: str, columns: Sequence[str] = ()) -> pa.Table:
+        if partition != TRAIN:
+            return self.plane.row_state(partition, columns)
         state = self.plane.row_state(partition)
-        return state.take(pc.index_in(pa.array(self.members), state["sample_id"])) if partition == TRAIN else state
+        return state.take(pc.index_in(pa.array(self.members), state["sample_id"]))
 
     def events(self) -> pa.Table:
         return self.plane.events()

@@ -14,14 +14,13 @@ from schemas.config import RunConfig
 from schemas.errors import InputError
 from stages.routing import teacher_configs, teacher_configs_by_index
 
-KIND = "teacher_recorded"
+#: Name of the store's fact that lists them.
+FACT = "teachers"
 
 
 def recorded_teachers(plane: DataPlane) -> list[str]:
     """The checkpoint behind each ``teacher_index`` of this store."""
-    events = plane.events().select(["kind", "detail"]).to_pylist()
-    found = [json.loads(event["detail"]) for event in events if event["kind"] == KIND]
-    return [entry["checkpoint"] for entry in sorted(found, key=lambda entry: entry["teacher_index"])]
+    return [str(checkpoint) for checkpoint in json.loads(plane.facts().get(FACT, "[]"))]
 
 
 def record_teachers(plane: DataPlane, config: RunConfig) -> list[str]:
@@ -29,8 +28,9 @@ def record_teachers(plane: DataPlane, config: RunConfig) -> list[str]:
     known = recorded_teachers(plane)
     for teacher in teacher_configs_by_index(teacher_configs(config.on_policy_distillation)):
         if teacher.model_name not in known:
-            plane.event(KIND, teacher_index=len(known), checkpoint=teacher.model_name)
             known.append(teacher.model_name)
+    if known:
+        plane.record_fact(FACT, json.dumps(known))
     return known
 
 

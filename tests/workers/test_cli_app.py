@@ -75,6 +75,20 @@ def test_a_misspelt_verb_gets_the_nearest_one(capsys) -> None:
     assert capsys.readouterr().err.startswith("opd: no verb 'rnu' (did you mean 'run'?); verbs: run, ")
 
 
+def test_a_bad_choice_names_those_there_are(capsys) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["ls", "runs/none", "--format", "csv"])
+    assert left.value.code == 2
+    assert "Invalid value for '--format': 'csv' is not one of 'table', 'json'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb_name", list(VERBS))
+def test_no_argument_is_bracketed_twice(capsys, verb_name: str) -> None:
+    with pytest.raises(SystemExit):
+        main([verb_name, "--help"])
+    assert "[[" not in capsys.readouterr().out.split("Options:")[0]
+
+
 @pytest.mark.parametrize("verb_name", list(VERBS))
 def test_help_of_every_verb_has_an_example(capsys, verb_name: str) -> None:
     with pytest.raises(SystemExit) as left:

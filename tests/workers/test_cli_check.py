@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -52,4 +53,12 @@ def test_a_store_on_a_server_is_listed_asked_and_checked(tmp_path: Path, capsys:
 
 def test_a_place_without_a_store_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert opd("check", str(tmp_path)) == 2
-    assert "no store here" in capsys.readouterr().err
+    assert "there is no store in it; expected a run" in (err := capsys.readouterr().err) and "mode=" not in err
+
+
+def test_a_store_that_somebody_writes_is_not_repaired(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_plane(store):
+        assert opd("check", str(store), "--repair") == 1
+        said = capsys.readouterr().err
+        assert f"by process {os.getpid()}; end it first, or only read beside it" in said and "mode=" not in said
+        assert opd("check", str(store)) == 0

@@ -13,6 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from dataplane import open_plane
+from dataplane.inspector.cookbook import cookbook
 from tests.dataplane.sql_run import fill, validate
 from workers.cli.app import main
 
@@ -83,7 +84,8 @@ def test_csv(run: str, opd) -> None:
 
 def test_a_file_by_its_ending(run: str, opd, tmp_path: Path) -> None:
     out = tmp_path / "gaps.parquet"
-    assert opd("sql", run, GAPS, "--out", str(out)) == (0, "", "")
+    code, said, err = opd("sql", run, GAPS, "--out", str(out))
+    assert (code, said, err) == (0, "", f"{out}: 2 rows, {out.stat().st_size:,} bytes\n")
     assert parquet.read_table(out).to_pydict() == {"agent": ["rev", "sort"], "gap": [1.25, -0.5]}
 
 
@@ -98,6 +100,24 @@ def test_a_failed_query_leaves_no_file(run: str, opd, tmp_path: Path) -> None:
 def test_the_query_may_come_from_standard_input(run: str, opd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("select count(*) as n from samples;\n"))
     assert opd("sql", run, "-", "--format", "csv")[1].split() == ['"n"', "10"]
+
+
+def test_a_recipe_of_the_cookbook_by_number_or_title(run: str, opd) -> None:
+    known = cookbook()
+    titled = next(each for each in known if each["title"] == "Throughput of each stage")
+    for name, wanted in (("1", known[0]), (str(known.index(titled) + 1), titled), ("OUGHPUT of each", titled)):
+        assert opd("sql", run, "--recipe", name) == opd("sql", run, wanted["query"])
+    assert opd("sql", run, "--recipe", "throughput of each stage")[0] == 0
+
+
+def test_a_recipe_that_none_or_several_could_be_is_exit_2_and_lists_them(run: str, opd) -> None:
+    for name, found in (("worst", "2"), ("nothing like it", "none"), ("", "none"), ("99", "none")):
+        code, out, err = opd("sql", run, "--recipe", name)
+        assert (code, out) == (2, "") and f"{found} of the cookbook's fits; there are: 1 Which agent" in err
+    assert opd("sql", run, "select 1", "--recipe", "1")[::2] == (
+        2,
+        "opd: --recipe is a query itself; leave the other one out\n",
+    )
 
 
 def test_explain_names_what_is_read(run: str, opd) -> None:
@@ -120,6 +140,8 @@ def test_two_runs_in_one_query(run: str, opd) -> None:
     [
         ("select gapp from tokens", "no column 'gapp' (did you mean 'gap'?)"),
         ("drop view samples", "a query only reads"),
+        (" ", "query: it is empty; expected one statement"),
+        ("select 1; select 2", "expected one statement, got 2"),
         ("select * from read_csv('/etc/passwd')", "file system operations are disabled"),
     ],
 )

@@ -48,3 +48,10 @@ def test_too_many_columns_become_records() -> None:
 
 def test_no_width_cuts_nothing() -> None:
     assert list(render(["a", "b"], [("x" * 500, "y")]))[2] == "x" * 500 + "  y"
+
+
+def test_no_rows_take_no_more_width_than_there_is() -> None:
+    names = [f"column_{k}" for k in range(10)]
+    lines = list(render(names, [], width=40))
+    assert lines[0].startswith("no rows of column_0, column_1") and max(map(len, lines)) <= 40
+    assert list(render(["a", "bc"], [], width=40)) == ["a  bc", "─  ──"]

@@ -71,6 +71,20 @@ def test_nothing_usable_is_an_error_that_says_why(tmp_path):
         load(tmp_path, {"prompt": "x"})
 
 
+def test_rows_left_out_are_named_and_counted(tmp_path):
+    found = load(tmp_path, {"prompt": "fine", "agent": "a"}, *[{"x": 1}] * 12)
+    lines = found.left_out("data.train")
+    assert len(lines) == 11 and lines[0].startswith("prompt left out: ") and "rows.jsonl:2: " in lines[0]
+    assert lines[-1] == "data.train: 12 of 13 rows left out, 1 used"
+    assert load(tmp_path, {"prompt": "fine", "agent": "a"}).left_out("data.train") == []
+
+
+def test_a_text_file_says_what_was_expected(tmp_path):
+    (tmp_path / "notes.txt").write_text("# Notes\nfoo\n")
+    with pytest.raises(InputError, match=r"notes.txt; expected an object with prompt, answer and agent in each line"):
+        load_prompts([DataSource(path=str(tmp_path / "notes.txt"))], "data.train")
+
+
 def test_a_missing_file_names_itself(tmp_path):
     with pytest.raises(InputError, match="nowhere.jsonl.: no such file"):
         load_prompts([DataSource(path=str(tmp_path / "nowhere.jsonl"))], "data.train")

@@ -87,8 +87,8 @@ def test_with_its_weights_an_exported_step_is_replayed_whole(finished: Path, tmp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--step", "9"], "step 9"),
-        (["--where", "rewardd = 1"], "did you mean 'reward'"),
+        (["--step", "9"], "step 9 of partition 'train' is not sealed; steps 1 to "),
+        (["--where", "rewardd = 1"], "opd: where 'rewardd = 1': no column 'rewardd' (did you mean 'reward'"),
         (["--step", "1", "--where", "reward = 1"], "leave --where out"),
     ],
 )

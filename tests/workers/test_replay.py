@@ -221,7 +221,7 @@ def test_what_cannot_run_is_exit_2_with_its_reason(finished: Path, capsys, tmp_p
         (["--step", "9"], "step 9 is not sealed in this run; steps 1 to 4 are"),
         ([], "say which rows"),
         (["--sample", "none"], "no sample 'none'"),
-        (["--where", "rewardd > 1"], "did you mean 'reward'?"),
+        (["--where", "rewardd > 1"], "opd: where 'rewardd > 1': no column 'rewardd' (did you mean 'reward'?)"),
         (["--step", "1", "--set", "nothing=1"], "nothing"),
     ],
 )
@@ -230,18 +230,28 @@ def test_bad_input_is_exit_2_in_one_line(finished: Path, capsys, arguments: list
     assert (code, out) == (2, "") and message in err
 
 
+def test_a_reason_is_said_once(finished: Path, capsys) -> None:
+    code, out, err = opd(capsys, "replay", str(finished), "--step", "1", "--stage", "techer")
+    assert (code, out.count("no stage 'techer'"), err) == (2, 1, "")
+
+
 def test_an_unknown_stage_names_those_there_are(finished: Path) -> None:
     with replay(finished, 1) as again:
         report = again.run("techer")
     assert report.verdict == "not_run" and "did you mean 'teacher'?" in str(report.reason)
 
 
-def test_a_store_without_its_recipe_asks_for_it(finished: Path, tmp_path: Path) -> None:
+def test_a_store_alone_has_its_recipe_in_it(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished / "plane", tmp_path / "alone")
-    with pytest.raises(InputError, match="--config FILE"):
-        replay(tmp_path / "alone", 1)
-    with replay(tmp_path / "alone", 1, config=finished / "config.yaml") as again:
+    with replay(tmp_path / "alone", 1) as again:
         assert again.run("baseline").verdict == "identical"
+
+
+def test_a_store_without_a_recipe_asks_for_it(tmp_path: Path) -> None:
+    with open_plane(tmp_path / "plane") as plane:
+        plane.create_partition("train", ["prompt"])
+    with pytest.raises(InputError, match="--config FILE"):
+        replay(tmp_path / "plane", 1)
 
 
 def test_packages_that_changed_since_the_run_are_named(altered: Path, capsys) -> None:

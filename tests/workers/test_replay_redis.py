@@ -8,6 +8,8 @@ import pytest
 
 from dataplane import open_plane
 from dataplane.inspector.queries import ask_apart
+from schemas.config import load_recipe
+from schemas.errors import InputError
 from tests.dataplane.servers import shared_server
 from tests.workers.runs import run, small_config
 from workers.cli.app import main
@@ -33,9 +35,18 @@ def test_every_stage_is_replayed_from_the_run_directory(finished: Path) -> None:
     assert report.stages[0].verdict in ("identical", "within_tolerance")
 
 
-def test_a_url_is_enough_with_the_recipe(finished: Path, url: str) -> None:
+def test_a_url_is_enough(finished: Path, url: str) -> None:
+    with replay(url, 1) as again:
+        assert again.source.config() == load_recipe(str(finished / "config.yaml"), ["store.url=null"])
+        report = again.run("student", "baseline")
+    assert (report.verdict, report.versions_changed) == ("identical", {})
+
+
+def test_a_recipe_may_be_given_beside_a_url(finished: Path, url: str) -> None:
     with replay(url, 1, config=finished / "config.yaml") as again:
-        assert again.run("student", "baseline").verdict == "identical"
+        assert again.run("baseline").verdict == "identical"
+    with pytest.raises(InputError, match="--config FILE"):
+        replay(url, 1, config=finished / "none.yaml")
 
 
 def test_a_step_leaves_redis_for_good(finished: Path, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_no_teacher_is_hosted_and_no_teacher_column_written(checkpoints, prompt_
     run_dir = run(config, tmp_path / "run", break_roles=lambda roles: hosted.extend(roles))
     assert hosted == ["generator", "trainer"]
     assert query(run_dir, "select count(teacher), count(teacher_logprobs), count(gap_mean) from samples") == [(0, 0, 0)]
-    assert query(run_dir, "select count(*) from events where kind = 'teacher_recorded'") == [(0,)]
+    assert query(run_dir, "select count(*) from events where detail like '%\"fact\": \"teachers\"%'") == [(0,)]
 
 
 def test_an_interrupted_run_on_rewards_resumes(checkpoints, prompt_file, tmp_path):

@@ -47,6 +47,23 @@ def test_every_token_number_is_that_of_its_column(finished: Path) -> None:
     assert [token["gap"] for token in found["tokens"] if token["gap"] is not None] == gaps[mask].tolist()
 
 
+def test_the_worst_of_an_agent_is_the_one_with_the_lowest_mean_gap(finished: Path, capsys) -> None:
+    with open_plane(finished / "plane", mode="r") as plane:
+        rows = plane.get("train", plane.rows("train", have=["gap_mean"]), ["agent", "gap_mean"])
+    agents, gaps = rows.values("agent"), rows.values("gap_mean")
+    for agent in set(agents):
+        lowest = min(zip(gaps, rows.sample_ids, agents, strict=True), key=lambda row: (row[2] != agent, row[0]))[1]
+        code, out, _ = show(capsys, str(finished), "--worst", agent, "--format", "json")
+        assert (code, json.loads(out)["sample_id"]) == (0, lowest)
+
+
+def test_a_sample_or_the_worst_of_an_agent_is_asked_for_and_the_agents_are_named(finished: Path, capsys) -> None:
+    assert "expected a SAMPLE_ID or --worst AGENT" in show(capsys, str(finished))[2]
+    assert "expected a SAMPLE_ID or --worst AGENT" in show(capsys, str(finished), "0000000-0", "--worst", "x")[2]
+    code, _, err = show(capsys, str(finished), "--worst", "nobody")
+    assert code == 2 and "--worst nobody: no trained sample; agents of the last trained steps: " in err
+
+
 def test_a_table_of_tokens_and_the_history(finished: Path, capsys) -> None:
     with open_plane(finished / "plane", mode="r") as plane:
         sample_id = plane.members(1)[0]
@@ -89,6 +106,15 @@ def test_numbers_that_are_not_finite_are_shown_as_they_are(tmp_path: Path, capsy
 def test_a_sample_that_is_not_there_is_exit_2_and_the_nearest_one(finished: Path, capsys) -> None:
     code, out, err = show(capsys, str(finished), "0000002-9")
     assert (code, out) == (2, "") and "did you mean '0000002-" in err
+
+
+def test_a_cleared_sample_is_said_to_be_cleared(tmp_path: Path, capsys) -> None:
+    with open_plane(tmp_path / "plane") as plane:
+        plane.create_partition("train", ["prompt"])
+        plane.put("train", ["a", "b"], {"prompt": ["x", "y"]})
+        plane.clear("train", ["a"])
+    code, _, err = show(capsys, str(tmp_path), "a")
+    assert code == 2 and "sample 'a' of 'train' was cleared; its last record is of " in err
 
 
 def test_a_sample_is_looked_for_where_one_says(finished: Path) -> None:

@@ -52,6 +52,13 @@ class Verbs(TyperGroup):
         import_module(VERBS[cmd_name]).register(verbs)
         return get_group(verbs).get_command(ctx, cmd_name)
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:  # typer leaves in it how its own parser says it
+            error.message = error.message.replace("Value error, ", "", 1)
+            raise
+
 
 app = typer.Typer(
     cls=Verbs,

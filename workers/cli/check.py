@@ -20,14 +20,12 @@ def check(
 ) -> None:
     """Compare journal, catalog and blocks of a store. Exit 0 when it is clean, 1 with problems."""
     from dataplane.check import check as look
-    from dataplane.opening import storage_at
     from dataplane.repair import repair as put_right
     from workers.cli.output import to_json
-    from workers.cli.stores import store_of
+    from workers.cli.stores import storage_of
 
-    store = store_of(run)
-    done = put_right(lambda: storage_at(store, create=False)) if repair else []
-    storage = storage_at(store, create=False)
+    done = put_right(lambda: storage_of(run)) if repair else []
+    storage = storage_of(run)
     found = look(storage)
     storage.close()
     if output_format is ListingFormat.json:

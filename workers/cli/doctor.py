@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 def doctor(
     recipe: Annotated[str, typer.Argument(help="A recipe file, or the name of a built-in one.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")] = None,
     output_format: Annotated[ListingFormat, typer.Option("--format", help="How to print it.")] = ListingFormat.table,
 ) -> None:
     """Check a recipe's invariants on a few of its prompts; exit 1 when one does not hold."""

@@ -15,6 +15,7 @@ import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +29,7 @@ from dataplane.sql import Limits, stream_sql
 from schemas.columns import TRAIN
 from schemas.errors import InputError
 from workers.cli.output import plain
+from workers.cli.stores import about_condition
 
 #: A whole run may take as long as it takes.
 _LIMITS = Limits(timeout_s=24 * 3600.0)
@@ -54,7 +56,8 @@ def write_export(plane: DataPlane, run: Path, directory: Path, asked: Asked) -> 
     partial = directory.with_name(f".{directory.name}.{os.getpid()}.part")
     partial.mkdir(parents=True)
     try:
-        counts = _tables(plane, partial, asked.kind, condition, steps)
+        with about_condition(asked.where) if asked.where else nullcontext():
+            counts = _tables(plane, partial, asked.kind, condition, steps)
         if steps:
             weights = _copy_weights(plane, run, partial, steps) if asked.weights else {}
             copy_steps(plane, partial / "plane", steps, weights)
@@ -119,7 +122,8 @@ def copy_steps(plane: DataPlane, store: Path, steps: Sequence[int], weights: Map
                 copy.create_partition(name, schemas[name])
         if "vocabulary" in schemas:
             _copy_rows(plane, copy, "vocabulary", plane.ids("vocabulary"))
-        _copy_teachers(plane, copy)
+        for fact, value in plane.facts().items():
+            copy.record_fact(fact, value)
         for version, path in weights.items():
             copy.record_published(version, path)
         errors = _errors(plane)
@@ -150,12 +154,6 @@ def _copy_weights(plane: DataPlane, run: Path, directory: Path, steps: Sequence[
 def _copy_rows(plane: DataPlane, copy: DataPlane, partition: str, ids: Sequence[str]) -> None:
     batch = plane.get(partition, ids, plane.partitions()[partition].names, missing="null")
     copy.put(partition, ids, {name: batch.array(name) for name in batch if batch.array(name).null_count < len(batch)})
-
-
-def _copy_teachers(plane: DataPlane, copy: DataPlane) -> None:
-    for event in plane.events().select(["kind", "detail"]).to_pylist():
-        if event["kind"] == "teacher_recorded":
-            copy.event("teacher_recorded", **json.loads(event["detail"]))
 
 
 def _errors(plane: DataPlane) -> dict[str, str]:

@@ -44,7 +44,7 @@ def sql(
     query: Annotated[
         str | None,
         typer.Argument(
-            metavar="[QUERY]",
+            metavar="QUERY",
             help="One statement that reads; - takes it from standard input; without it, a prompt with a history.",
         ),
     ] = None,
@@ -55,14 +55,21 @@ def sql(
     attach: Annotated[
         list[str] | None, typer.Option("--attach", metavar="NAME=RUN", help="Another run's views, as NAME.samples.")
     ] = None,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", metavar="NAME", help="A query of the cookbook, by number or title.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Print which columns the query reads, and bytes.")] = False,
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds the query may take.")] = 60.0,
 ) -> None:
     """Ask a store in SQL: the views samples, tokens, steps, events and blocks (try: show tables, describe samples)."""
+    from dataplane.inspector import cookbook
     from dataplane.sql import Limits, explain_sql, stream_sql
     from workers.cli import output
     from workers.cli.stores import open_store
 
+    if recipe is not None and query is not None:
+        raise InputError("--recipe is a query itself; leave the other one out")
+    query = cookbook.recipe(recipe) if recipe is not None else query
     kind = output_format or output.format_of(out)
     with ExitStack() as opened:
         plane = opened.enter_context(open_store(run))
@@ -78,7 +85,10 @@ def sql(
             batches = explain_sql(plane, text, attach=others).to_reader()
         else:
             batches = opened.enter_context(stream_sql(plane, text, attach=others, limits=limits))
-        output.write(batches, kind, opened.enter_context(output.destination(out, kind)))
+        with output.destination(out, kind) as sink:
+            rows = output.write(batches, kind, sink)
+        if out is not None:
+            typer.echo(f"{out}: {rows:,} rows, {out.stat().st_size:,} bytes", err=True)
 
 
 def _attached(option: str) -> tuple[str, str]:

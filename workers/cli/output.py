@@ -68,14 +68,23 @@ def destination(out: Path | None, kind: ResultFormat) -> Iterator[IO[bytes]]:
         part.unlink(missing_ok=True)
 
 
-def write(batches: pa.RecordBatchReader, kind: ResultFormat, sink: IO[bytes]) -> None:
-    """Write every batch; of a table, the first rows."""
+def write(batches: pa.RecordBatchReader, kind: ResultFormat, sink: IO[bytes]) -> int:
+    """Write every batch; of a table, the first rows. How many rows there were."""
+    rows = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
+        for batch in batches:
+            rows += len(batch)
+            yield batch
+
     {
         ResultFormat.table: _write_table,
         ResultFormat.json: _write_json,
         ResultFormat.csv: _write_csv,
         ResultFormat.parquet: _write_parquet,
-    }[kind](without_intervals(batches), sink)
+    }[kind](without_intervals(pa.RecordBatchReader.from_batches(batches.schema, counted())), sink)
+    return rows
 
 
 def plain(value: Any) -> Any:

@@ -62,9 +62,9 @@ def replay(
         report = rows.run(*(stage or ()), overrides=settings or (), debug=pdb)
     if output_format is ListingFormat.json:
         typer.echo(to_json(report.as_dict()))
+        if report.reason is not None:
+            typer.echo(f"opd: {report.reason}", err=True)
     else:
         for line in report.lines(terminal_width()):
             typer.echo(line)
-    if report.reason is not None:
-        typer.echo(f"opd: {report.reason}", err=True)
     raise typer.Exit(_EXIT[report.verdict])

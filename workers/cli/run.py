@@ -47,7 +47,7 @@ def run(
         ExecutorName, typer.Option(help="ray: a process a role; inline: all in one thread, repeatable bit for bit.")
     ] = ExecutorName.ray,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print every key with its value, default and meaning.")
+        bool, typer.Option("--dry-run", help="Print every key with its value, default and meaning, and plan the run.")
     ] = False,
     output_format: Annotated[Format, typer.Option("--format", help="Of --dry-run.")] = Format.table,
 ) -> None:
@@ -85,11 +85,8 @@ def _run(config: RunConfig, target: RunDir, executor: ExecutorName, *, resume: b
     from workers.report import Reports, TensorBoard
 
     inputs = read_inputs(config)
-    rejected = [*inputs.train.rejected, *inputs.validation.rejected]
-    for line in rejected[:10]:
-        typer.echo(f"warning: prompt left out: {line}", err=True)
-    if len(rejected) > 10:
-        typer.echo(f"warning: {len(rejected) - 10} more prompts left out", err=True)
+    for line in (*inputs.train.left_out("data.train"), *inputs.validation.left_out("data.validation")):
+        typer.echo(f"warning: {line}", err=True)
     with Progress(config, target, live=config.logger.progress) as report:
         reports = Reports(report, TensorBoard(target.tensorboard)) if config.logger.tensorboard else report
         try:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dataplane import DataPlane, open_plane
+from dataplane.opening import storage_at
+from dataplane.storage import Storage
 from schemas.errors import InputError
 
 
@@ -35,10 +39,24 @@ def _elsewhere(config: Path) -> str | None:
 
 def open_store(run: str) -> DataPlane:
     """The store of *run* for reading: a finished one, one that a job writes just now, or what a crash left."""
+    return open_plane(storage_of(run), mode="r")
+
+
+def storage_of(run: str) -> Storage:
+    """The storage of *run*, which has to be there. Raises InputError."""
     store = store_of(run)
     try:
-        return open_plane(store, mode="r")
+        return storage_at(store, create=False)
     except InputError:
         if "://" in run:
             raise
         raise InputError(f"run {run!r}: there is no store in it; expected a run or a store directory") from None
+
+
+@contextmanager
+def about_condition(condition: str) -> Iterator[None]:
+    """An InputError from a query around somebody's *condition* names it, not the query that nobody wrote."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"where {condition!r}: {str(error).removeprefix('query: ')}") from error

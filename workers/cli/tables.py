@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -30,6 +31,9 @@ def render(names: Sequence[str], rows: Sequence[Sequence[Any]], width: int | Non
     heads = [clean(name) for name in names]
     widths = [max(map(cell_len, column)) for column in zip(heads, *cells, strict=True)]
     room = _fitted(widths, [cell_len(head) for head in heads], width)
+    if room is None and not rows:
+        yield from wrap(f"no rows of {', '.join(heads)}", width or TEXT_CELLS)
+        return
     if room is None:
         yield from _records(heads, cells, width)
         return

@@ -14,23 +14,25 @@ from dataplane import DataPlane
 from dataplane.sql import run_sql
 from schemas.batch import Batch
 from schemas.columns import TRAIN
-from schemas.config import RunConfig, load_recipe
+from schemas.config import RunConfig, load_recipe, load_resolved
 from schemas.config.resolved import versions
 from schemas.errors import InputError, MissingRows
-from workers.cli.stores import open_store
-from workers.rundir import RunDir
+from workers.cli.stores import about_condition, open_store
+from workers.rundir import RECIPE, RunDir
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """An open store, the file of its resolved recipe, and the directory around them."""
+    """An open store, the file of its resolved recipe (None: the one in the store), and the directory around them."""
 
     plane: DataPlane
-    config_file: Path
+    config_file: Path | None
     run_dir: RunDir
 
     def config(self, overrides: Sequence[str] = ()) -> RunConfig:
         """The run's recipe with ``KEY=VALUE`` changes. Raises ConfigError."""
+        if self.config_file is None:
+            return load_resolved(self.plane.facts()[RECIPE], overrides)
         return load_recipe(str(self.config_file), overrides)
 
     def rows_of(self, step: int) -> list[str]:
@@ -45,7 +47,9 @@ class StoredRun:
     def rows_where(self, condition: str) -> list[str]:
         """Training rows for which a SQL condition over ``samples`` holds. Raises InputError."""
         query = f"select sample_id from samples where partition = '{TRAIN}' and ({condition}\n)"
-        return [str(sample_id) for sample_id in run_sql(self.plane, query)["sample_id"].to_pylist()]
+        with about_condition(condition):
+            found = run_sql(self.plane, query)
+        return [str(sample_id) for sample_id in found["sample_id"].to_pylist()]
 
     def steps_of(self, ids: Sequence[str]) -> dict[str, int | None]:
         """The step of each row, None where it is in none. Raises InputError for rows that are not there."""
@@ -97,7 +101,8 @@ class StoredRun:
 
     def changed_versions(self) -> dict[str, list[str | None]]:
         """Packages whose version is another than the run's: name → [then, now]."""
-        content = yaml.safe_load(self.config_file.read_text(encoding="utf-8"))
+        file = self.config_file
+        content = yaml.safe_load(self.plane.facts()[RECIPE] if file is None else file.read_text(encoding="utf-8"))
         then = content.get("versions") or self._started_with()
         now = versions()
         return {name: [then.get(name), now.get(name)] for name in {**then, **now} if then.get(name) != now.get(name)}
@@ -116,7 +121,10 @@ class StoredRun:
 
 
 def open_run(run: str | Path, config: str | Path | None = None) -> StoredRun:
-    """The run at *run*: a run directory, its store, an export, or a redis:// URL together with *config*."""
+    """The run at *run*: a run directory, its store, an export, or a redis:// URL. Raises InputError.
+
+    Its recipe is *config*, else the ``config.yaml`` beside the store, else the one that the run recorded in it.
+    """
     text = str(run)
     directory = None if "://" in text else Path(text)
     places = [Path(config)] if config is not None else []
@@ -124,6 +132,8 @@ def open_run(run: str | Path, config: str | Path | None = None) -> StoredRun:
         places = [directory / "config.yaml", directory.parent / "config.yaml"]
     plane = open_store(text)
     found = next((place for place in places if place.is_file()), None)
+    if found is None and config is None and RECIPE in plane.facts():
+        return StoredRun(plane, None, RunDir(directory or Path()))
     if found is None:
         plane.close()
         raise InputError(
