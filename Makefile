@@ -8,6 +8,8 @@
 #   make chaos        kill writers of the store hundreds of times, and see that nothing is lost
 #   make chaos-run    kill a whole run at random moments, resume it, and see that it ends as if nothing had happened
 #   make flat         run the quickstart for 300 steps, and see that no process grows
+#   make real-size    distil a student of 135 million parameters, and compare its memory with what was planned
+#   make engines      run the quickstart on every engine, and on all of them at once
 #   make curves       run the quickstart and its variants, draw how they learn (docs/curves.png)
 #   make memory       measure the full-vocabulary loss at a vocabulary of 151,936
 #   make env          only the environment (.venv/bin/opd)
@@ -18,7 +20,7 @@ READY := .venv/.ready
 ENGINES := .venv-engines/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help env quickstart test test-engines check curves memory bench chaos chaos-run flat
+.PHONY: help env quickstart test test-engines check curves memory bench chaos chaos-run flat real-size engines
 
 help:
 	@sed -n 's/^#  *make/  make/p' Makefile
@@ -80,6 +82,12 @@ chaos-run: $(READY) | runs/proxy
 
 flat: $(READY) | runs/proxy
 	$(BIN)/python -m benchmarks.flat_run
+
+real-size: $(READY)
+	$(BIN)/python -m benchmarks.real_size
+
+engines: $(READY) $(ENGINES) | runs/proxy
+	$(BIN)/python -m benchmarks.engines
 
 docs/columns.md: $(READY) schemas/columns.py dataplane/sql/views.py
 	$(BIN)/python -m dataplane.sql.docs > $@

@@ -21,6 +21,7 @@ def durable(catalog: Catalog) -> dict[str, Any]:
         "checkpoints": catalog.checkpoints,
         "put_ids": list(catalog.put_ids),
         "epoch": catalog.epoch,
+        "facts": catalog.facts,
     }
 
 
