@@ -189,11 +189,12 @@ class ClaimHost(CatalogReader):
             self._changed.wait_for(lambda: self._journal.seq > position, timeout_s)
             return self._journal.seq
 
-    def wait_ready(self, tasks: list[tuple[str, str]], timeout_s: float) -> bool:
-        """Whether a row is ready for one of *tasks* (partition, task), now or within *timeout_s*."""
+    def wait_ready(self, tasks: list[tuple[str, str]], timeout_s: float) -> list[int]:
+        """Which of *tasks* (partition, task) have rows ready, by index, as soon as one has or after *timeout_s*."""
         with self._guard:
             queues = [self._queue(self._partition(partition), task) for partition, task in tasks]
-            return self._changed.wait_for(lambda: any(map(len, queues)), timeout_s)
+            self._changed.wait_for(lambda: any(map(len, queues)), timeout_s)
+            return [index for index, queue in enumerate(queues) if len(queue)]
 
     # -- inside -------------------------------------------------------------------------------------------------------
 

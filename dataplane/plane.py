@@ -99,9 +99,11 @@ class DataPlane(PlaneReader):
         """The journal's position as soon as it is past *position*, at the latest after *timeout_s*."""
         return self._writer.wait(position, timeout_s)
 
-    def wait_ready(self, tasks: Sequence[tuple[str, str]], timeout_s: float) -> bool:
-        """Whether a row is ready for one of *tasks* (partition, task), at once or within *timeout_s*; anybody may claim
-        it first. Ends of leases do not count, a claim sees to them."""
+    def wait_ready(self, tasks: Sequence[tuple[str, str]], timeout_s: float) -> list[int]:
+        """Which of *tasks* (partition, task) have rows ready, by index: as soon as one has, none after *timeout_s*.
+
+        Anybody may claim them first. Ends of leases do not count, a claim sees to them.
+        """
         return self._writer.wait_ready(list(tasks), timeout_s)
 
     def requeue(self, partition: str, ids: Sequence[str], tasks: Sequence[str]) -> None:

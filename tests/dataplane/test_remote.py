@@ -133,14 +133,15 @@ def test_a_guest_waits_for_news_while_its_other_threads_work(host: DataPlane) ->
 
 def test_a_guest_waits_until_rows_are_ready_for_one_of_its_tasks(host: DataPlane) -> None:
     guest = connect(host.address)
-    got: list[bool] = []
-    waiting = threading.Thread(target=lambda: got.append(guest.wait_ready([("train", "generate")], 30.0)))
+    got: list[list[int]] = []
+    tasks = [("train", "train"), ("train", "generate")]
+    waiting = threading.Thread(target=lambda: got.append(guest.wait_ready(tasks, 30.0)))
     waiting.start()
     host.event("nothing to do with it")
     admit(host, 1)
     waiting.join()
     claimed(host, "generate")
-    assert got == [True] and guest.wait_ready([("train", "generate"), ("train", "train")], 0.0) is False
+    assert got == [[1]] and guest.wait_ready(tasks, 0.0) == []
     guest.close()
     host.close()
 

@@ -49,13 +49,13 @@ def test_workers_in_threads_share_the_rows_without_overlap(plane: DataPlane) -> 
 def test_a_held_batch_stays_as_it_was_while_its_row_is_rewritten_and_cleared(plane: DataPlane, store: Store) -> None:
     held = []
     for i in range(200):
-        plane.put("train", ["a"], {"teacher_logprobs": (np.full(40_000, i, np.float32), [0, 40_000])})
+        plane.put("train", ["a"], {"teacher_logprobs": (np.full(400_000, i, np.float32), [0, 400_000])})
         held.append(plane.get("train", ["a"], ["teacher_logprobs"], copy=False))
         plane.replace("train", ["a"], {"teacher_logprobs": [[-1.0]]})
         plane.clear("train", ["a"])
         held = held[-20:]
     assert [batch.array("teacher_logprobs").values.to_numpy().sum() for batch in held] == [
-        40_000.0 * i for i in range(180, 200)
+        400_000.0 * i for i in range(180, 200)
     ]
     assert store.blocks() == set()
 

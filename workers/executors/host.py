@@ -64,9 +64,12 @@ class RoleHost:
         if not self.role.workers:
             self._stopping.wait()  # it only answers calls
         tasks = [(worker.partition, worker.stage.task) for worker in self.role.workers]
+        ready: list[int] | None = None  # all: the end of a lease shows only to who claims
         while not self._stopping.is_set():
-            if not self.call("turn"):
-                self.watched.wait_ready(tasks, IDLE_S)
+            done = self.call("turn", ready)
+            ready = self.watched.wait_ready(tasks, 0.0) if done else None
+            if not ready:
+                ready = self.watched.wait_ready(tasks, IDLE_S) or None
                 self._stopping.wait(SETTLE_S)
 
     def answer(self, method: str, *arguments: Any) -> Any:

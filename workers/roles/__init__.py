@@ -23,9 +23,10 @@ class Role:
     #: Methods that only the leader of several ranks runs.
     leaders_own: ClassVar[frozenset[str]] = frozenset({"take_work"})
 
-    def turn(self) -> bool:
-        """One claim of each worker; whether any had something to do."""
-        return any([worker.run_once() is not None for worker in self.workers])
+    def turn(self, ready: Sequence[int] | None = None) -> bool:
+        """One claim of each worker, or of those that are *ready*, by index; whether any had something to do."""
+        workers = self.workers if ready is None else [self.workers[index] for index in ready]
+        return any([worker.run_once() is not None for worker in workers])
 
     def expect_to_die(self, lease_s: float) -> None:
         """In a process of its own: claims end after *lease_s* without a sign of life, and bad rows are isolated."""

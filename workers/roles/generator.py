@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -39,10 +40,10 @@ class GeneratorRole(Role):
             for partition in (VALIDATION, SAMPLED, TRAIN)
         ]
 
-    def turn(self) -> bool:
+    def turn(self, ready: Sequence[int] | None = None) -> bool:
         """Nothing is claimed while the newest weights are not there: a run that goes back writes them first."""
         newest = self._newest()
-        return newest is not None and Path(newest.path).exists() and super().turn()
+        return newest is not None and Path(newest.path).exists() and super().turn(ready)
 
     def load_newest(self) -> None:
         """Sample from the newest published weights.
