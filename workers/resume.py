@@ -1,7 +1,7 @@
 """Going back to the newest complete checkpoint: a new epoch of the same run.
 
 Steps sealed after it are trained again from their stored generation and teacher columns. Rows not sealed yet
-whose weights are newer than the checkpoint wait for the generator again, and so do held-out answers by such weights.
+whose weights are newer than the checkpoint wait for the generator again; evaluations of such weights begin anew.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from schemas.columns import TRAIN, VALIDATION
 from schemas.config.job import CheckpointingConfig
 from workers.checkpoints import is_complete
 from workers.partitions import RETRAINED, SAMPLED
+from workers.validation import version_of
 from workers.window import Window, group_of
 
 
@@ -42,13 +43,13 @@ def best_checkpoint(plane: DataPlane, keeping: CheckpointingConfig) -> int | Non
 def go_back(plane: DataPlane, window: Window, step: int) -> None:
     """Open the epoch that continues after *step*, and hand the window its open groups."""
     plane.new_epoch(step, tasks=RETRAINED)
-    lost = _newer_than(plane, TRAIN, step)
+    lost = _of_lost_weights(plane, step)
     unsealed = set(plane.rows(TRAIN, sealed=False))
     requeued = [sample_id for sample_id in lost if sample_id in unsealed]
     if requeued:
         plane.requeue(TRAIN, requeued, window.sampling_tasks)
-    for partition in (VALIDATION, SAMPLED):
-        plane.clear(partition, _newer_than(plane, partition, step))
+    for partition in (VALIDATION, SAMPLED):  # unanswered rows too: other weights would answer them in the meantime
+        plane.clear(partition, [sample_id for sample_id in plane.rows(partition) if version_of(sample_id) > step])
     groups: dict[str, list[str]] = {}
     everything = plane.rows(TRAIN)
     for sample_id in everything:
@@ -56,7 +57,13 @@ def go_back(plane: DataPlane, window: Window, step: int) -> None:
     window.restore(groups, unsealed)
 
 
-def _newer_than(plane: DataPlane, partition: str, version: int) -> list[str]:
-    """Rows some token of which was sampled by weights newer than *version*."""
-    table = plane.table(partition, ["sample_id", "weight_version_max"])
-    return table.filter(pc.greater(table["weight_version_max"], version))["sample_id"].to_pylist()
+def _of_lost_weights(plane: DataPlane, step: int) -> list[str]:
+    """Rows some token of which was sampled by weights newer than *step*'s, or that a generator has in hand.
+
+    The latter are asked for first, so that what is committed in between shows among the others.
+    """
+    state = plane.row_state(TRAIN, ["sample_id", "claimed"])
+    claimed = set(state.filter(state["claimed"])["sample_id"].to_pylist())
+    in_hand = [sample_id for sample_id in plane.rows(TRAIN, lack=["input_ids"]) if sample_id in claimed]
+    table = plane.table(TRAIN, ["sample_id", "weight_version_max"])
+    return [*in_hand, *table.filter(pc.greater(table["weight_version_max"], step))["sample_id"].to_pylist()]

@@ -61,6 +61,11 @@ class Validation:
         }
 
 
+def version_of(sample_id: str) -> int:
+    """The version that a held-out row was admitted to evaluate."""
+    return int(sample_id.removeprefix("v").partition(".")[0])
+
+
 def earlier_validations(plane: DataPlane, newest: int) -> dict[int, dict[str, float]]:
     """Metrics of the versions up to *newest* that the run evaluated in its earlier lives, by version."""
     events = plane.events().select(["kind", "version", "detail"]).to_pylist()

@@ -15,7 +15,7 @@ from tests.workers.runs import query, run, small_config
 from tests.workers.spawned import on_ranks
 from workers.checkpoints import CheckpointWriter, drop_checkpoints, is_complete
 from workers.ranks import Ranks
-from workers.resume import best_checkpoint
+from workers.resume import best_checkpoint, newest_checkpoint
 
 
 def text(content: str):
@@ -68,6 +68,46 @@ def test_what_a_killed_writer_left_is_swept(tmp_path):
     writer.begin(4, text("four"))
     writer.whole(wait=True)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000004"]
+
+
+def test_a_copy_that_raises_ends_the_run_and_the_one_before_is_what_it_resumes_from(checkpoints, prompt_file, tmp_path):
+    def break_roles(roles):
+        engine, snapshots = roles["trainer"].engine, iter(range(9))
+        snapshot = engine.snapshot
+
+        def failing():
+            write, number = snapshot(), next(snapshots)
+
+            def half(directory: Path) -> None:
+                write(directory)
+                if number == 1:
+                    raise OSError("No space left on device")
+
+            return half
+
+        engine.snapshot = failing
+
+    config = small_config(checkpoints, prompt_file, grpo__max_num_steps=3, checkpointing__period=1)
+    with pytest.raises(JobFailed, match="checkpoint of step 2: cannot be written in .*No space left on device"):
+        run(config, tmp_path / "run", break_roles=break_roles)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if is_complete(path)] == ["step_000001"]
+    run_dir = run(config, tmp_path / "run", resume=True)
+    assert query(run_dir, "select detail from events where kind = 'epoch_opened'")[0][0].count('"after_step": 1')
+    assert query(run_dir, "select count(*) from samples where status = 'trained'") == [(12,)]
+
+
+def test_killed_while_it_is_written_or_removed_the_loader_picks_the_one_before(tmp_path):
+    go, writer = threading.Event(), CheckpointWriter(tmp_path)
+    with open_plane("memory://") as plane:
+        for step in (1, 2, 3):
+            writer.begin(step, text(str(step)))
+            plane.record_checkpoint(*writer.whole(wait=True)[0])
+        writer.begin(4, lambda directory: (text("half")(directory), go.wait()))
+        (tmp_path / "step_000003" / "trainer_state.json").unlink()  # what is left of it halfway through its removal
+        newest = newest_checkpoint(plane)
+        go.set()
+        writer.whole(wait=True)
+    assert newest == (2, str(tmp_path / "step_000002"))
 
 
 def write_parts(ranks: Ranks, directory: str) -> list[object]:

@@ -9,11 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from schemas.batch import Batch
+from schemas.config import ClippedPGLossConfig
 from stages.losses.counts import Counts
 from stages.losses.reduce import Loss
 from stages.objectives import judge
+from stages.objectives.policy_gradient import PolicyGradient
 from stages.protocols import Ask
 from stages.train import Train
+from tests.stages.fakes import PosLM
 from tests.workers.spawned import on_ranks
 from workers.engines.hf_model import load_model, recompute_activations
 from workers.engines.hf_scorer import HFScorer
@@ -117,6 +120,45 @@ def test_two_ranks_take_the_steps_of_one(checkpoints, tmp_path, tokens):
     for name, expected in weights[0].items():
         torch.testing.assert_close(weights[1][name], expected, atol=1e-5, rtol=1e-3)
         assert torch.equal(weights[1][name], weights[2][name])
+
+
+def test_what_is_stored_for_a_token_meets_that_token_in_the_loss_of_packed_rows(checkpoints):
+    engine = trainer(str(checkpoints / "student"), tokens=12)
+    rows = [[5, 6, 7, *response] for response in ([8], [8, 9], [8, 9, 10, 11, 12])]
+    stored = PosLM().logprobs(rows, 1.0)  # -3.008, then -4.009, … at the responses: a shift by one shows
+    current = engine.logprobs(rows, 1.0)
+    expected = [-float((a * lp)[3:].sum()) / 8 for a, lp in zip(stored, current, strict=True)]
+    zeros = [[0.0] * len(ids) for ids in rows]
+    columns = {"input_ids": rows, "token_mask": [[at > 2 for at in range(len(ids))] for ids in rows]}
+    columns |= {"sample_mask": [True] * 3, "advantages": [values.tolist() for values in stored]}
+    columns |= {"generation_logprobs": zeros, "student_logprobs": zeros}
+    stage = Train(engine, PolicyGradient(ClippedPGLossConfig(disable_ppo_ratio=True)))
+    assert stage(Batch.of(["a", "b", "c"], columns)).columns["loss"].tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def train_one_row(ranks: Ranks, path: str) -> list[object]:
+    """A step of one row, of which five tokens are trained: all but one of the ranks have none."""
+    engine, row = trainer(path, ranks), Batch.of(["r"], {"input_ids": [[2, 10, 13, 14, 15, 1, 3]]})
+    masks = {"token_mask": [[False] * 2 + [True] * 5], "sample_mask": [True]}
+    output = Train(engine, MeanNLL())(row.with_columns(masks))
+    return [engine.micro_batches([7]), output.metrics["loss"], output.metrics["grad_norm"]]
+
+
+def test_a_rank_with_no_token_beside_one_with_five_takes_the_step_of_the_five(checkpoints, tmp_path):
+    path = str(checkpoints / "student")
+    _, *alone = train_one_row(ALONE, path)
+    found = on_ranks(2, tmp_path, train_one_row, path)
+    assert sorted(rows for rows, *_ in found) == [[], [[0]]] and alone[1] > 0
+    assert [step for _, *step in found] == [pytest.approx(alone, rel=1e-5)] * 2
+
+
+def test_a_step_that_trains_nothing_takes_no_optimizer_step(checkpoints):
+    engine = trainer(str(checkpoints / "student"))
+    Train(engine, MeanNLL())(batch())  # from here on the optimizer moves weights even without a gradient
+    before = [parameter.detach().clone() for parameter in engine.model.parameters()]
+    nothing = Train(engine, MeanNLL())(batch().with_columns({"sample_mask": [False] * 5}))
+    assert [nothing.metrics[name] for name in ("optimizer_steps", "loss", "grad_norm")] == [0, 0.0, 0.0]
+    assert engine.updates == 1 and all(map(torch.equal, before, engine.model.parameters()))
 
 
 def score_all(ranks: Ranks, path: str) -> list[object]:

@@ -58,6 +58,22 @@ def test_a_signal_ends_the_run_in_one_line_and_leaves_it_resumable(recipe, tmp_p
     assert rows == [(4 * last, last)]
 
 
+def test_a_resume_before_the_first_checkpoint_and_one_of_a_complete_run_end_with_exit_0(recipe, tmp_path):
+    flags = ("--executor", "inline", "checkpointing.period=500")
+    killed = start(recipe, tmp_path / "run", *flags)
+    until_started(tmp_path / "run")
+    killed.kill()
+    killed.communicate(timeout=60)
+    assert not list((tmp_path / "run").glob("checkpoints/step_*"))
+    for _ in range(2):
+        resumed = start(recipe, tmp_path / "run", *flags, "--resume")
+        assert resumed.communicate(timeout=120) and resumed.returncode == 0
+        told = query(RunDir(tmp_path / "run"), "select count(*) from samples where status = 'trained'")
+        assert told == [(4 * STEPS,)]
+    lives = query(RunDir(tmp_path / "run"), "select detail from events where kind = 'epoch_opened' order by seq")
+    assert [f'"after_step": {step}' in detail for step, (detail,) in zip((0, STEPS), lives, strict=True)] == [True] * 2
+
+
 def test_a_resumed_run_keeps_its_settings_and_says_what_the_recipe_says_now(recipe, tmp_path):
     first = start(recipe, tmp_path / "run", "--executor", "inline", "run.seed=3", "grpo.max_num_steps=1")
     assert first.communicate(timeout=120) and first.returncode == 0

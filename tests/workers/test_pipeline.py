@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from safetensors.torch import load_file
 
 from schemas.errors import InputError, JobFailed
 from tests.workers.runs import query, run, small_config
+from workers.rundir import RunDir
 
 
 def test_every_row_of_every_step_is_trained_once(checkpoints, prompt_file, tmp_path):
@@ -91,6 +93,43 @@ def test_a_group_with_a_failed_member_is_not_trained_as_if_it_were_whole(checkpo
     config = small_config(checkpoints, prompt_file, grpo__num_generations_per_prompt=4, failures__max_failed_share=1.0)
     with pytest.raises(JobFailed, match="expected 16 samples, got 12, less than failures.min_step_fraction"):
         run(config, tmp_path / "run", break_roles=break_roles)
+
+
+def loses_three_of_sixteen(roles):
+    """Rollouts of three groups of four come back without a token."""
+    engine, lost = roles["generator"].engine, {"0000000-1", "0000002-3", "0000003-0"}
+    sample = engine.generate
+
+    def some(sample_ids, prompts, sampling):
+        done = zip(sample_ids, sample(sample_ids, prompts, sampling), strict=True)
+        return [replace(c, token_ids=[], logprobs=[]) if sample_id in lost else c for sample_id, c in done]
+
+    engine.generate = some
+
+
+FOUR_BY_FOUR = {"grpo__num_generations_per_prompt": 4, "grpo__max_num_steps": 1}
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ({}, "expected 16 samples, got 13: 3 lost is more than failures.max_failed_share allows"),
+        ({"failures__max_failed_share": 0.2}, "expected 16 samples, got 13, less than failures.min_step_fraction"),
+    ],
+)
+def test_sixteen_asked_and_thirteen_got_is_no_step(checkpoints, prompt_file, tmp_path, policy, said):
+    config = small_config(checkpoints, prompt_file, **FOUR_BY_FOUR, **policy)
+    with pytest.raises(JobFailed, match=said):
+        run(config, tmp_path / "run", break_roles=loses_three_of_sixteen)
+    assert query(RunDir(tmp_path / "run"), "select count(*) from events where kind = 'step_sealed'") == [(0,)]
+
+
+def test_thirteen_of_sixteen_train_where_the_recipe_allows_it_and_the_step_says_so(checkpoints, prompt_file, tmp_path):
+    policy = {"failures__max_failed_share": 0.2, "failures__min_step_fraction": 0.8}
+    config = small_config(checkpoints, prompt_file, **FOUR_BY_FOUR, **policy)
+    run_dir = run(config, tmp_path / "run", break_roles=loses_three_of_sixteen)
+    counts = "select rows_admitted, rows_empty, samples, trained_samples from steps"
+    assert query(run_dir, counts) == [(16, 3, 13, 13)]
 
 
 def test_a_teacher_equal_to_the_student_gives_exactly_nothing(checkpoints, prompt_file, tmp_path):

@@ -40,10 +40,22 @@ def test_a_generator_that_ignores_the_update_stops_the_job_at_the_first_new_vers
 
         engine.load_weights = ignore
 
-    config = small_config(checkpoints, prompt_file, trainer__optimizer__lr=0.05)
-    with pytest.raises(JobFailed, match=r"generator: after loading version \d twice its scores of the fixed"):
+    config = small_config(checkpoints, prompt_file, trainer__optimizer__lr=0.05, grpo__async_grpo={"enabled": False})
+    with pytest.raises(JobFailed, match=r"generator: after loading version 1 twice its scores of the fixed"):
         run(config, tmp_path / "run", break_roles=break_roles)
     failed = query(
         RunDir(tmp_path / "run"), "select worker, count(*) from events where kind = 'sync_failed' group by 1"
     )
     assert failed == [("generator", 2)]
+
+
+def test_a_sync_that_did_nothing_once_is_an_event_and_is_done_again(checkpoints, prompt_file, tmp_path):
+    def break_roles(roles):
+        engine = roles["generator"].engine
+        load, calls = engine.load_weights, iter(range(100))
+        engine.load_weights = lambda tensors, version: load({} if next(calls) == 1 else tensors, version)
+
+    config = small_config(checkpoints, prompt_file, trainer__optimizer__lr=0.05, grpo__async_grpo={"enabled": False})
+    run_dir = run(config, tmp_path / "run", break_roles=break_roles)
+    assert query(run_dir, "select worker, version from events where kind = 'sync_failed'") == [("generator", 2)]
+    assert query(run_dir, "select max(abs(generation_logprob - student_logprob)) < 1e-4 from tokens") == [(True,)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -25,6 +26,18 @@ def once(flag: Path) -> bool:
     return True
 
 
+def before_stage(role, act) -> None:
+    """Have ``act(batch)`` done before the stage of a role's claims on training rows."""
+    stage = [*role.workers, *role.called][2 if role.name in ("generator", "trainer") else -1].stage
+    inner = type(stage).__call__
+
+    def acting(self, batch):
+        act(batch)
+        return inner(self, batch)
+
+    stage.__class__ = type(type(stage).__name__, (type(stage),), {"__call__": acting})
+
+
 class DiesOnce:
     """Kills its process in the middle of a claim, the first time."""
 
@@ -33,36 +46,63 @@ class DiesOnce:
         self.after = after
 
     def __call__(self, role) -> None:
-        stage = [*role.workers, *role.called][2 if role.name in ("generator", "trainer") else -1].stage
-        inner, calls, flag, after = type(stage).__call__, [0], self.flag, self.after
+        calls, flag, after = [0], self.flag, self.after
 
-        def dying(self, batch):
+        def die(batch) -> None:
             calls[0] += 1
             if calls[0] > after and once(flag):
                 os.kill(os.getpid(), signal.SIGKILL)
-            return inner(self, batch)
 
-        stage.__class__ = type(type(stage).__name__, (type(stage),), {"__call__": dying})
+        before_stage(role, die)
 
 
 class HangsOn:
-    """Never returns from a batch that holds one sample, and leaves its process id where the clock looks."""
+    """Never returns from a batch that holds one sample, and leaves its process id where the clock looks.
 
-    def __init__(self, sample_id: str, folder: Path) -> None:
+    A *stopped* process says nothing any more either, and it stops only once.
+    """
+
+    def __init__(self, sample_id: str, folder: Path, stopped: bool = False) -> None:
         self.sample_id = sample_id
         self.folder = folder
+        self.stopped = stopped
 
     def __call__(self, role) -> None:
-        generate, sample_id, folder = role.engine.generate, self.sample_id, self.folder
+        sample_id, folder, stopped = self.sample_id, self.folder, self.stopped
 
-        def hanging(sample_ids, prompts, sampling):
-            if sample_id in sample_ids:
+        def hang(batch) -> None:
+            if sample_id in batch.sample_ids and not (stopped and folder.exists()):
                 folder.mkdir(exist_ok=True)
                 (folder / str(os.getpid())).touch()
-                time.sleep(3600)
-            return generate(sample_ids, prompts, sampling)
+                os.kill(os.getpid(), signal.SIGSTOP) if stopped else time.sleep(3600)
 
-        role.engine.generate = hanging
+        before_stage(role, hang)
+
+
+class Meet:
+    """Step 2 is trained once the rows of step 3 are scored, and these are sampled only while it is being trained."""
+
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag
+
+    def __call__(self, role) -> None:
+        def train(batch) -> None:
+            if batch.sample_ids[0] == "0000004-0":
+                self.flag.touch()
+                until(lambda: len(role.plane.rows("train", have=["teacher_logprobs"], sealed=False)) == 4)
+
+        def generate(batch) -> None:
+            if batch.sample_ids[0] == "0000008-0":
+                until(self.flag.exists)
+
+        before_stage(role, train if role.name == "trainer" else generate)
+
+
+def until(holds) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline, "nobody else works meanwhile"
+        time.sleep(0.02)
 
 
 class RaisesOn:
@@ -89,9 +129,21 @@ def trained_once(run_dir) -> bool:
     ]
 
 
-def test_every_prompt_is_trained_once_within_the_window_and_generation_overlaps_training(
+def test_generation_and_scoring_go_on_while_a_step_is_trained_and_the_events_show_it(
     checkpoints, prompt_file, tmp_path
 ):
+    config, meet = small_config(checkpoints, prompt_file, generator__batch_size=4), Meet(tmp_path / "training")
+    run_dir = run_on_ray(config, tmp_path / "run", {"generator": meet, "trainer": meet})
+    page = Path(__file__).parents[2] / "docs" / "running.md"
+    [shown] = re.findall(r'opd sql RUN "(with work .*)"', page.read_text())
+    assert [(task, seconds > 0) for task, _, seconds in sorted(query(run_dir, shown))] == [
+        ("generate", True),
+        ("teacher", True),
+    ]
+    assert query(run_dir, "select count(*) from samples where status = 'trained'") == [(12,)]
+
+
+def test_every_prompt_is_trained_once_within_the_window(checkpoints, prompt_file, tmp_path):
     run_dir = run_on_ray(small_config(checkpoints, prompt_file, grpo__max_num_steps=5), tmp_path / "run")
     assert trained_once(run_dir)
     assert query(run_dir, "select max(step - 1 - weight_version) from samples where step is not null") == [(1,)]
@@ -120,19 +172,32 @@ def test_a_process_killed_while_it_holds_a_claim_is_replaced_and_nothing_is_lost
     assert "raylet" not in "".join(capfd.readouterr())
 
 
-def test_a_sample_that_hangs_the_generator_times_out_alone_and_the_run_goes_on(checkpoints, prompt_file, tmp_path):
+@pytest.mark.parametrize(("roles", "task"), [(["generator"], "generate"), (["teacher:rev", "teacher:sort"], "teacher")])
+def test_a_sample_that_hangs_its_worker_times_out_alone_and_the_run_goes_on(
+    checkpoints, prompt_file, tmp_path, roles, task
+):
     config = small_config(checkpoints, prompt_file, failures__max_failed_share=0.25)
     hangs = HangsOn("0000002-0", tmp_path / "hanging")
-    run_dir = run_on_ray(config, tmp_path / "run", {"generator": hangs}, clock=Impatient(hangs.folder))
+    run_dir = run_on_ray(config, tmp_path / "run", dict.fromkeys(roles, hangs), clock=Impatient(hangs.folder))
     [(status, error)] = query(run_dir, "select status, error from samples where sample_id = '0000002-0'")
-    assert status == "failed" and error.startswith("timed_out: generator runs generate on 1 samples (0000002-0 …) for")
+    said = rf"timed_out: ({'|'.join(roles)}) runs {task} on 1 samples \(0000002-0 …\) for \d+\.\d s"
+    assert status == "failed" and re.fullmatch(said, error)
     assert query(run_dir, "select count(*) from samples where status = 'trained'") == [(12,)]
 
 
 def test_a_generator_that_never_returns_ends_the_job_naming_it(checkpoints, prompt_file, tmp_path):
     config, hangs = small_config(checkpoints, prompt_file), HangsOn("0000000-0", tmp_path / "hanging")
-    with pytest.raises(JobFailed, match=r"generator: lost 2 times, last: timed_out: generator runs generate on"):
+    said = r"generator: lost 2 times, last: timed_out: generator runs generate on \d samples \(0000000-0 …\) for \d+"
+    with pytest.raises(JobFailed, match=said):
         run_on_ray(config, tmp_path / "run", {"generator": hangs}, restarts=1, clock=Impatient(hangs.folder))
+
+
+def test_a_process_that_says_nothing_any_more_is_replaced_and_its_rows_go_on(checkpoints, prompt_file, tmp_path):
+    stops = HangsOn("0000002-0", tmp_path / "hanging", stopped=True)
+    config = small_config(checkpoints, prompt_file, grpo__max_num_steps=5)
+    run_dir = run_on_ray(config, tmp_path / "run", {"generator": stops}, clock=Impatient(stops.folder))
+    lost = "select detail from events where kind = 'worker_lost' and worker = 'generator'"
+    assert "timed_out: no sign of life from generator for " in query(run_dir, lost)[0][0] and trained_once(run_dir)
 
 
 def test_a_teacher_that_raises_for_a_row_fails_that_row_alone(checkpoints, prompt_file, tmp_path):

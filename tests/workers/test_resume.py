@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 from safetensors.torch import load_file
 
+from dataplane import DataPlane, open_plane
+from schemas.columns import TRAIN, VALIDATION
+from schemas.errors import LeaseLost
 from tests.workers.runs import query, run, small_config
+from tests.workers.test_window import World, make_config
+from workers.resume import go_back
 
 
 class Killed(BaseException):
@@ -59,3 +64,38 @@ def test_resuming_a_complete_run_changes_nothing(checkpoints, prompt_file, tmp_p
     config = small_config(checkpoints, prompt_file)
     before = run(config, tmp_path / "run").metrics.read_text()
     assert run(config, tmp_path / "run", resume=True).metrics.read_text() == before
+
+
+def commit(plane: DataPlane, claim, **versions: tuple[int, int]) -> None:
+    """Three tokens for each group, by weights from the first version to the second."""
+    rows = {row: versions[f"g{int(row[:7])}"] for row in claim.sample_ids if f"g{int(row[:7])}" in versions}
+    columns = {
+        "input_ids": [[4, 5, 6]] * len(rows),
+        "weight_version": [first for first, _ in rows.values()],
+        "weight_version_max": [last for _, last in rows.values()],
+    }
+    claim.commit(columns, sample_ids=list(rows))
+
+
+def test_going_back_lets_rows_wait_again_that_lost_weights_sampled_or_have_in_hand():
+    with open_plane("memory://") as plane:
+        world = World(plane, make_config())
+        world.admit()  # groups 0 to 7 of two rows each
+        claim = plane.claim(TRAIN, "generate", limit=14)
+        commit(plane, claim, g0=(0, 0), g1=(0, 2), g2=(2, 2), g3=(0, 0), g4=(1, 1), g5=(1, 2))
+        plane.seal(1, ["0000000-0", "0000001-0"])
+        go_back(plane, world.window, 1)
+        waits = ["0000001-1", "0000002-0", "0000002-1", "0000005-0", "0000005-1", "0000006-0", "0000006-1"]
+        assert plane.rows(TRAIN, lack=["input_ids"]) == [*waits, "0000007-0", "0000007-1"]
+        with pytest.raises(LeaseLost):
+            commit(plane, claim, g6=(2, 2))
+
+
+def test_going_back_leaves_no_question_about_lost_weights_that_others_would_answer():
+    with open_plane("memory://") as plane:
+        world = World(plane, make_config())
+        questions = ["v000001.00000-0", "v000001.00001-0", "v000002.00000-0", "v000002.00001-0"]
+        plane.put(VALIDATION, questions, {"prompt": ["p"] * 4})
+        plane.put(VALIDATION, questions[1:3], {"input_ids": [[7], [8]], "weight_version_max": [1, 2]})
+        go_back(plane, world.window, 1)
+        assert plane.rows(VALIDATION) == questions[:2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.workers.runs import query, run, small_config
@@ -48,6 +50,39 @@ def test_advantages_are_rewards_against_the_rest_of_their_group(checkpoints, pro
     assert len(rows) == 32 and any(expected for expected, _, _ in rows)
     for expected, high, low in rows:
         assert high == pytest.approx(max(expected, 0), abs=1e-6) and low == pytest.approx(min(expected, 0), abs=1e-6)
+
+
+def test_a_generation_that_raises_is_no_zero_reward_in_the_baseline_of_its_group(checkpoints, prompt_file, tmp_path):
+    def break_roles(roles):
+        engine = roles["generator"].engine
+        sample = engine.generate
+
+        def broken(sample_ids, prompts, sampling):
+            if "0000000-2" in sample_ids:
+                raise RuntimeError("boom")
+            done = zip(sample_ids, sample(sample_ids, prompts, sampling), strict=True)
+            return [replace(c, finish_reason="stop" if i == "0000000-1" else "length") for i, c in done]
+
+        engine.generate = broken
+
+    config = reward_config(
+        checkpoints,
+        prompt_file,
+        grpo__adv_estimator={"use_leave_one_out_baseline": False, "normalize_rewards": False},
+        grpo__num_prompts_per_step=1,
+        grpo__num_generations_per_prompt=4,
+        grpo__max_num_steps=1,
+        failures={"attempts": 1, "max_failed_share": 0.25, "min_step_fraction": 0.75},
+    )
+    run_dir = run(config, tmp_path / "run", break_roles=break_roles)
+    rows = query(run_dir, "select status, reward, list_sum(advantages) / num_tokens from samples order by sample_id")
+    assert [row[:2] for row in rows] == [("trained", 0.0), ("trained", 1.0), ("failed", None), ("trained", 0.0)]
+    advantages = [row[2] for row in rows if row[2] is not None]  # from the mean of three; of four it is a quarter
+    assert advantages == pytest.approx([-1 / 3, 2 / 3, -1 / 3], abs=1e-6)
+    lost = "error, input_ids, token_mask, generation_logprobs, student_logprobs, advantages, loss"
+    assert query(run_dir, f"select {lost} from samples where sample_id = '0000000-2'") == [
+        ("engine_error: RuntimeError: boom", *[None] * 6)
+    ]
 
 
 def test_no_teacher_is_hosted_and_no_teacher_column_written(checkpoints, prompt_file, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from schemas.errors import InputError
 from tests.workers.engines.models import make_model
 from workers.engines.vllm.engine import Engine, read_checkpoint
+from workers.engines.vllm.generator import VLLMGenerator
 from workers.engines.vllm.heads import wide_head, widen_heads
 from workers.engines.vllm.scorer import token_scores
 from workers.engines.vllm.settings import engine_arguments, kv_cache_bytes, prepare_environment
@@ -100,3 +102,16 @@ def test_an_environment_without_vllm_says_how_to_get_one(tmp_path):
     model = make_model(tmp_path / "tied")
     with pytest.raises(InputError, match=r"make test-engines.* generator\.python=\.venv-engines/bin/python"):
         Engine.start(model.path, dtype="float32", batch_size=2, vocabulary_size=97)
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_prefix_cache_that_is_not_reset_after_new_weights_is_an_error_and_no_new_version(forgets):
+    calls = []
+    llm = SimpleNamespace(
+        collective_rpc=lambda method, args: calls.append(method),
+        reset_prefix_cache=lambda: (calls.append("reset"), forgets)[1],
+    )
+    generator = VLLMGenerator(Engine(llm, max_length=8, vocabulary_size=4, narrow=32, wide=None), [1], version=7)
+    with nullcontext() if forgets else pytest.raises(RuntimeError, match="prefix cache could not be reset"):
+        generator.load_weights({}, 8)
+    assert calls == ["limit_vocabulary", "take_weights", "reset"] and generator.version == (8 if forgets else 7)
