@@ -7,10 +7,6 @@ from schemas.config.base import Section
 from schemas.config.checks import (
     assert_prev_logprobs_available,
     assert_trust_region_supported,
-    get_opd_full_config,
-    get_topk_loss_config,
-    is_non_colocated_teachers_enabled,
-    is_opd_enabled,
     warnings,
 )
 from schemas.config.distillation import (
@@ -19,6 +15,13 @@ from schemas.config.distillation import (
     OnPolicyDistillationFullConfig,
     TeacherResourceConfig,
     TopKLossConfig,
+)
+from schemas.config.enabled import (
+    get_non_colocated_teachers,
+    get_opd_full_config,
+    get_topk_loss_config,
+    is_non_colocated_teachers_enabled,
+    is_opd_enabled,
 )
 from schemas.config.grpo import AdvEstimatorConfig, AsyncGRPOConfig, GRPOConfig
 from schemas.config.job import (
@@ -76,6 +79,7 @@ __all__ = [
     "assert_prev_logprobs_available",
     "assert_trust_region_supported",
     "describe",
+    "get_non_colocated_teachers",
     "get_opd_full_config",
     "get_topk_loss_config",
     "is_non_colocated_teachers_enabled",

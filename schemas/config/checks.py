@@ -10,37 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from schemas.config.enabled import get_opd_full_config, get_topk_loss_config, is_opd_enabled
 from schemas.config.engines import assert_vllm_records_exact_logprobs, assert_vllm_teachers_can_score
 from schemas.config.teacher_resources import assert_teacher_resources_fit
 from schemas.config.unread import TOPK_STATS, assert_every_setting_is_read, is_changed
 from schemas.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from schemas.config.distillation import OnPolicyDistillationFullConfig, TopKLossConfig
     from schemas.config.run import RunConfig
-
-
-def is_opd_enabled(config: RunConfig) -> bool:
-    """Whether teachers take part in the run at all."""
-    return config.on_policy_distillation.enabled
-
-
-def is_non_colocated_teachers_enabled(config: RunConfig) -> bool:
-    """Whether they do, on resources of their own."""
-    teachers = config.on_policy_distillation.non_colocated_teachers
-    return is_opd_enabled(config) and teachers is not None and teachers.enabled
-
-
-def get_opd_full_config(config: RunConfig) -> OnPolicyDistillationFullConfig | None:
-    """The full-vocabulary settings when both it and distillation are enabled, else None."""
-    full = config.on_policy_distillation.full
-    return full if is_opd_enabled(config) and full is not None and full.enabled else None
-
-
-def get_topk_loss_config(config: RunConfig) -> TopKLossConfig | None:
-    """The top-k settings when both they and distillation are enabled, else None."""
-    top = config.on_policy_distillation.topk_loss
-    return top if is_opd_enabled(config) and top is not None and top.enabled else None
 
 
 def distribution_loss(config: RunConfig) -> str | None:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.config.base import Pair, Section
+from schemas.config.base import ContextParallel, ModelParallel, Pair, PipelineParallel, Section, TensorParallel
 from schemas.errors import ConfigError
 
 
-class TeacherResourceConfig(Section):
+class TeacherResourceConfig(Section, ModelParallel):
     """Resources of one teacher group. Unknown keys, and only here, are settings for Megatron."""
 
     engine: Literal["hf", "vllm", "megatron"] = Field("megatron", description="what runs the teacher")
     python: str | None = Field(
         None, description="interpreter that the teacher runs in, for an engine in an environment of its own"
     )
-    tensor_model_parallel_size: int = Field(1, ge=1, description="ranks that share each layer")
-    pipeline_model_parallel_size: int = Field(1, ge=1, description="ranks that share the stack of layers")
-    context_parallel_size: int = Field(1, ge=1, description="ranks that share a sequence")
+    tensor_model_parallel_size: TensorParallel = 1
+    pipeline_model_parallel_size: PipelineParallel = 1
+    context_parallel_size: ContextParallel = 1
     expert_model_parallel_size: int = Field(1, ge=1, description="ranks that share the experts")
     num_nodes: int = Field(1, ge=1, description="nodes of this teacher")
     gpus_per_node: int = Field(8, ge=0, description="GPUs on each of them")
@@ -50,23 +49,14 @@ class TeacherResourceConfig(Section):
         return {**known, "megatron_cfg_overrides": {**overrides, **extra}} if extra else given
 
     @property
-    def model_parallel_sizes(self) -> dict[str, int]:
-        """Over how many ranks one replica of the teacher is spread, and along what."""
-        return {
-            "tensor_model_parallel_size": self.tensor_model_parallel_size,
-            "pipeline_model_parallel_size": self.pipeline_model_parallel_size,
-            "context_parallel_size": self.context_parallel_size,
-        }
-
-    @property
     def ranks(self) -> int:
         """Processes of the teacher: one a GPU; without GPUs one replica of the model."""
-        return self.num_nodes * self.gpus_per_node or math.prod(self.model_parallel_sizes.values())
+        return self.num_nodes * self.gpus_per_node or self.replica_ranks
 
     @property
     def replicas(self) -> int:
         """Copies of the model among its ranks."""
-        return self.ranks // math.prod(self.model_parallel_sizes.values())
+        return self.ranks // self.replica_ranks
 
     def laid_over(self, default: TeacherResourceConfig) -> TeacherResourceConfig:
         """*default*, changed where this says something itself."""

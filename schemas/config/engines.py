@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from schemas.config.enabled import get_non_colocated_teachers, get_opd_full_config, get_topk_loss_config
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,24 +32,20 @@ def assert_vllm_records_exact_logprobs(config: RunConfig) -> None:
 
 def assert_vllm_teachers_can_score(config: RunConfig) -> None:
     """Raise if a teacher on vLLM is asked for more than the log-probs of given tokens."""
-    opd = config.on_policy_distillation
-    apart = opd.non_colocated_teachers
-    if not opd.enabled or apart is None or not apart.enabled:
-        return
-    if all(apart.resources(aliases).engine != "vllm" for aliases in opd.aliases_by_teacher):
+    apart, teachers = get_non_colocated_teachers(config), config.on_policy_distillation.aliases_by_teacher
+    if apart is None or all(apart.resources(aliases).engine != "vllm" for aliases in teachers):
         return
     for problem in _beyond_vllm(config):
         raise ConfigError(f"{_TEACHERS}: {problem}")
 
 
 def _beyond_vllm(config: RunConfig) -> Iterator[str]:
-    opd = config.on_policy_distillation
     others = "use the engine hf or megatron"
-    if opd.full is not None and opd.full.enabled:
+    if get_opd_full_config(config) is not None:
         yield f"a vllm teacher ships neither hidden states nor logits for on_policy_distillation.full; {others}"
-    if opd.topk_loss is not None and opd.topk_loss.enabled:
+    if get_topk_loss_config(config) is not None:
         yield f"a vllm teacher has no logsumexp beside its top k for on_policy_distillation.topk_loss; {others}"
-    if opd.log_topk_stats:
+    if config.on_policy_distillation.log_topk_stats:
         yield f"a vllm teacher has no logsumexp beside its top k for on_policy_distillation.log_topk_stats; {others}"
     if config.validation.exact_kl_rows > 0 and config.data.validation:
         yield (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from pydantic import Field
 
-from schemas.config.base import Pair, Section
+from schemas.config.base import ContextParallel, ModelParallel, Pair, PipelineParallel, Section, TensorParallel
 
 
 class PolicyConfig(Section):
@@ -79,7 +78,7 @@ class SchedulerConfig(Section):
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of the peak")
 
 
-class TrainerConfig(Section):
+class TrainerConfig(Section, ModelParallel):
     """What trains the student."""
 
     engine: Literal["hf", "megatron"] = Field("hf", description="what trains")
@@ -87,9 +86,9 @@ class TrainerConfig(Section):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="the optimizer")
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig, description="the learning rate over the run")
     data_parallel_size: int = Field(1, ge=1, description="replicas of the model, each on a share of the rows")
-    tensor_model_parallel_size: int = Field(1, ge=1, description="ranks that share each layer")
-    pipeline_model_parallel_size: int = Field(1, ge=1, description="ranks that share the stack of layers")
-    context_parallel_size: int = Field(1, ge=1, description="ranks that share a sequence")
+    tensor_model_parallel_size: TensorParallel = 1
+    pipeline_model_parallel_size: PipelineParallel = 1
+    context_parallel_size: ContextParallel = 1
     gradient_checkpointing: bool = Field(
         False, description="compute activations again in the backward pass: less memory, more time"
     )
@@ -98,15 +97,6 @@ class TrainerConfig(Section):
     )
 
     @property
-    def model_parallel_sizes(self) -> dict[str, int]:
-        """Over how many ranks one replica of the model is spread, and along what."""
-        return {
-            "tensor_model_parallel_size": self.tensor_model_parallel_size,
-            "pipeline_model_parallel_size": self.pipeline_model_parallel_size,
-            "context_parallel_size": self.context_parallel_size,
-        }
-
-    @property
     def ranks(self) -> int:
         """Processes of the trainer."""
-        return self.data_parallel_size * math.prod(self.model_parallel_sizes.values())
+        return self.data_parallel_size * self.replica_ranks

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from schemas.config.enabled import get_non_colocated_teachers
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,11 +17,10 @@ _SECTION = "on_policy_distillation.non_colocated_teachers"
 
 def assert_teacher_resources_fit(config: RunConfig) -> None:
     """Raise if a teacher's ranks cannot be what its sizes need, or its engine reads nothing of what it is given."""
-    opd = config.on_policy_distillation
-    apart = opd.non_colocated_teachers
-    if not opd.enabled or apart is None or not apart.enabled:
+    apart = get_non_colocated_teachers(config)
+    if apart is None:
         return
-    for aliases in opd.aliases_by_teacher:
+    for aliases in config.on_policy_distillation.aliases_by_teacher:
         resources = apart.resources(aliases)
         said = next((alias for alias in aliases if alias in apart.teacher_overrides), None)
         where = f"{_SECTION}." + (f"teacher_overrides.{said}" if said else "default_teacher_cfg")
@@ -31,7 +30,7 @@ def assert_teacher_resources_fit(config: RunConfig) -> None:
 
 def _sizes(resources: TeacherResourceConfig, segment_size: int | None) -> Iterator[str]:
     """Ranks that are no whole number of replicas, or of ranks a node."""
-    replica, ranks = math.prod(resources.model_parallel_sizes.values()), resources.ranks
+    replica, ranks = resources.replica_ranks, resources.ranks
     product = " × ".join(str(size) for size in resources.model_parallel_sizes.values())
     if ranks % replica:
         yield (

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from schemas.config.base import MODEL_PARALLEL
+from schemas.config.enabled import get_opd_full_config, get_topk_loss_config, is_opd_enabled
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ _KL = ("reference_policy_kl_type", "kl_input_clamp_value", "kl_output_clamp_valu
 _CLIP = ("ratio_clip_min", "ratio_clip_max", "ratio_clip_c")
 _BOUNDS = ("truncated_importance_sampling_ratio", "truncated_importance_sampling_ratio_min")
 _TRUNCATION = ("truncated_importance_sampling_type", *_BOUNDS)
-_PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _VLLM = ("logprobs_mode", "weight_update", "gpu_memory_utilization", "kv_cache_bytes")
 _GROUP = ("use_leave_one_out_baseline", "normalize_rewards")
 _RATIO = ("disable_ppo_ratio", "use_cispo", "force_on_policy_ratio", "sequence_level_importance_ratios")
@@ -41,17 +42,15 @@ TOPK_STATS = ("topk_stats_log_period", "topk_stats_mode", "topk_stats_k", "topk_
 
 
 def _full(config: RunConfig) -> bool:
-    opd = config.on_policy_distillation
-    return opd.enabled and opd.full is not None and opd.full.enabled
+    return get_opd_full_config(config) is not None
 
 
 def _top_k(config: RunConfig) -> bool:
-    opd = config.on_policy_distillation
-    return opd.enabled and opd.topk_loss is not None and opd.topk_loss.enabled
+    return get_topk_loss_config(config) is not None
 
 
 def _distils_without(config: RunConfig, switch: str) -> bool:
-    return config.on_policy_distillation.enabled and not getattr(config.on_policy_distillation, switch)
+    return is_opd_enabled(config) and not getattr(config.on_policy_distillation, switch)
 
 
 def _rewards_are_compared(config: RunConfig) -> bool:
@@ -59,7 +58,7 @@ def _rewards_are_compared(config: RunConfig) -> bool:
 
 
 def _opd_without_rewards(config: RunConfig) -> bool:
-    return config.on_policy_distillation.enabled and not config.on_policy_distillation.use_orm_advantage
+    return is_opd_enabled(config) and not config.on_policy_distillation.use_orm_advantage
 
 
 def _never_ahead(config: RunConfig) -> bool:
@@ -154,7 +153,7 @@ TABLE: tuple[Unread, ...] = (
         "checkpointing", ("higher_is_better",), lambda c: c.checkpointing.metric_name is None, "metric_name is null"
     ),
     Unread("generator", _VLLM, lambda c: c.generator.engine != "vllm", "only the vllm engine reads it"),
-    Unread("trainer", _PARALLEL, lambda c: c.trainer.engine == "hf", "the hf engine trains on one rank"),
+    Unread("trainer", MODEL_PARALLEL, lambda c: c.trainer.engine == "hf", "the hf engine trains on one rank"),
     Unread("trainer", ("sequence_packing",), lambda c: c.trainer.engine == "hf", "the hf engine pads rows"),
     Unread(
         "trainer.scheduler", ("min_lr_ratio",), lambda c: c.trainer.scheduler.decay == "constant", "decay is constant"

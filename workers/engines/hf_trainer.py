@@ -18,6 +18,7 @@ from stages.protocols import MicroBatchLoss, StatesLoss, Update
 from workers.engines.batching import plan
 from workers.engines.hf_model import CausalLM, load_model, recompute_activations, states_of, token_logprobs
 from workers.engines.hf_scorer import HFScorer
+from workers.engines.training import adamw_options, gradient_summary, in_micro_batches, training_options
 from workers.ranks import ALONE, Ranks
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -75,8 +76,7 @@ class HFTrainer(HFScorer):
 
     def _accumulate(self, batch: Batch, loss: Callable[[torch.Tensor, torch.Tensor, Batch], torch.Tensor]) -> float:
         total = 0.0
-        for rows in plan(batch.lengths().tolist(), rows=self.micro_batch_size, tokens=self.batch_tokens)[0]:
-            micro = batch if len(rows) == len(batch) else batch.take(rows)
+        for micro in in_micro_batches(batch, rows=self.micro_batch_size, tokens=self.batch_tokens):
             ids = micro.padded("input_ids").long().to(self.model.device)
             attended = torch.arange(ids.shape[1])[None] < torch.from_numpy(micro.lengths())[:, None]
             value = loss(ids, attended.to(ids.device), micro)
@@ -186,22 +186,6 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def gradient_summary(gradient: torch.Tensor | None) -> tuple[float, float]:
-    """Norm of a gradient and its projection on a direction that is the same every time."""
-    squares = projection = 0.0
-    pieces = () if gradient is None else gradient.flatten().split(_PIECE)
-    for number, piece in enumerate(pieces):
-        values = piece.double()
-        direction = torch.arange(len(values), device=values.device, dtype=torch.float64).add(number).cos()
-        squares += float(values @ values)
-        projection += float(values @ direction)
-    return math.sqrt(squares), projection
-
-
-#: Numbers of a gradient that are summed up at once.
-_PIECE = 2**22
-
-
 def build_trainer(
     model_path: str, config: Any, *, max_steps: int, vocabulary_size: int | None = None, ranks: Ranks = ALONE
 ) -> HFTrainer:
@@ -209,38 +193,6 @@ def build_trainer(
     model = load_model(model_path, config.policy.dtype)
     if config.trainer.gradient_checkpointing:
         recompute_activations(model)
-    options = config.trainer.optimizer
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=options.lr,
-        betas=tuple(options.betas),
-        eps=options.eps,
-        weight_decay=options.weight_decay,
-    )
-    return HFTrainer(
-        model,
-        optimizer,
-        lr_schedule(config.trainer.scheduler, max_steps),
-        clip_grad_norm=options.clip_grad_norm,
-        batch_size=config.policy.logprob_batch_size,
-        micro_batch_size=config.policy.train_micro_batch_size,
-        batch_tokens=config.policy.micro_batch_tokens,
-        vocabulary_size=vocabulary_size,
-        ranks=ranks,
-    )
-
-
-def lr_schedule(scheduler: Any, max_steps: int) -> Callable[[int], float]:
-    """Factor of the learning rate at update n = 1, 2, …: linear warm-up times the decay to ``min_lr_ratio``."""
-
-    def factor(update: int) -> float:
-        warm = min(1.0, update / max(1, scheduler.warmup_steps))
-        progress = min(1.0, (update - 1) / max_steps)
-        shape = {
-            "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
-            "linear": 1 - progress,
-            "constant": 1.0,
-        }[scheduler.decay]
-        return warm * (scheduler.min_lr_ratio + (1 - scheduler.min_lr_ratio) * shape)
-
-    return factor
+    optimizer = torch.optim.AdamW(model.parameters(), **adamw_options(config.trainer.optimizer))
+    options = training_options(config, max_steps)
+    return HFTrainer(model, optimizer, **options, vocabulary_size=vocabulary_size, ranks=ranks)

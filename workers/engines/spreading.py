@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from safetensors.torch import load, save
 from torch import Tensor
@@ -26,12 +26,17 @@ def spread(
     shares = plan(lengths, ranks.size, rows=rows, tokens=tokens)
     mine = [named for part in shares[ranks.rank] for named in run(part)]
     results = [mine] if ranks.size == 1 else [decode(message) for message in ranks.gather(encode(mine))]
+    return in_order(shares, results)
+
+
+def in_order(shares: Sequence[Sequence[MicroBatch]], results: Iterable[Sequence[Named]]) -> list[Named]:
+    """What each row got, in the order of rows, from what the rows of each share got."""
     by_row = {
         row: named
         for share, part in zip(shares, results, strict=True)
         for row, named in zip((row for micro in share for row in micro), part, strict=True)
     }
-    return [by_row[row] for row in range(len(lengths))]
+    return [by_row[row] for row in sorted(by_row)]
 
 
 def encode(results: Sequence[Named]) -> bytes:

@@ -1,15 +1,11 @@
 """``ray``: every role an actor; they meet only in the store, which the controller hosts.
 
-Its own local Ray, on loopback, unless the recipe or RAY_ADDRESS names a cluster; never a stray one. A role whose
-process dies or hangs is started again and its rows go back; the trainer's state is lost with it, so the controller
-then returns to the last checkpoint.
+A role whose process dies or hangs is started again and its rows go back; the trainer's state is lost with it, so the
+controller then returns to the last checkpoint.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,20 +14,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dataplane import DataPlane
-from dataplane.scratch import own_folder
-from schemas.errors import DeadlinePassed, InputError, JobFailed, OpdError
+from schemas.errors import DeadlinePassed, JobFailed, OpdError
 from workers.executors import Meanwhile, RoleLost, RoleSpec, Status, describe
+from workers.executors.cluster import Cluster
 from workers.executors.host import HostSettings, RoleHost
+from workers.executors.lost import cause_of, lost_rank, why_ended
 from workers.teachers.cluster import TeacherCluster, reserve
-
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # read by processes that start: a thread's arena keeps what it freed
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 #: Seconds between two looks at what is waited for, and between two at what every role does.
 POLL_S, LOOK_S = 0.005, 0.5
-#: Seconds in which the death of a rank shows after the others have felt it.
-PEER_S = 3.0
 #: Seconds that a role may take to start.
 START_S = 300.0
 
@@ -66,36 +57,21 @@ class RayExecutor:
     def __init__(
         self, settings: HostSettings, *, address: str | None = None, restarts: int = 3, clock: Clock = time
     ) -> None:
-        self.address = address or os.environ.get("RAY_ADDRESS")
-        if not self.address:
-            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # how Ray is told to bind to loopback; read at import
-        self.settings = replace(settings, host=None) if self.address else settings
+        self.cluster = Cluster(address)
+        self.settings = replace(settings, host=None) if self.cluster.address else settings
         self.restarts = restarts
         self.clock = clock
         self._plane: DataPlane
         self._hosted: dict[str, Hosted] = {}
-        self._clusters: dict[str, TeacherCluster] = {}
+        self._reserved: dict[str, TeacherCluster] = {}
         self._looked = 0.0
-        self._folder: Path | None = None
-        self._started = False
 
     # -- life -----------------------------------------------------------------------------------------
 
     def start(self, plane: DataPlane, roles: Mapping[str, RoleSpec]) -> None:
-        import ray
-
         self._plane = plane
-        if self.address:
-            ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
-        else:
-            refuse_missing_interpreters(roles)
-            self._folder = own_folder("ray")
-            asked = sum(spec.cpus * spec.ranks for spec in roles.values())
-            _start_local(max(os.cpu_count() or 1, asked), self._folder)
-        self._started = True
-        _let_raylets_print(False)
-        refuse_impossible(ray.cluster_resources(), roles)
-        self._clusters = reserve({name: spec.bundles for name, spec in roles.items() if spec.bundles is not None})
+        self.cluster.start(roles)
+        self._reserved = reserve({name: spec.bundles for name, spec in roles.items() if spec.bundles is not None})
         self._hosted = {name: Hosted(spec) for name, spec in roles.items()}
         begun = {name: self._spawn(name) for name in roles}
         for name in roles:
@@ -115,10 +91,10 @@ class RayExecutor:
         }
         if spec.python is not None:
             options["runtime_env"] = {"py_executable": str(Path(spec.python).absolute())}
-        cluster = self._clusters.get(name)
+        reserved = self._reserved.get(name)
         hosted.actors = [
             ray.remote(RoleHost)
-            .options(**{**options, **(cluster.options(rank) if cluster is not None else {})})
+            .options(**{**options, **(reserved.options(rank) if reserved is not None else {})})
             .remote(name, self._plane.address, settings, rank, spec.ranks)
             for rank in range(spec.ranks)
         ]
@@ -135,7 +111,7 @@ class RayExecutor:
                 f"{name}: not started after {START_S:.0f} s; its log is in {self.settings.log_directory}"
             ) from error
         except ray.exceptions.RayError as error:
-            raise JobFailed(f"{name}: cannot start: {_cause(error)}") from error
+            raise JobFailed(f"{name}: cannot start: {cause_of(error)}") from error
         hosted = self._hosted[name]
         leader, *others = hosted.actors
         hosted.loops = [leader.loop.remote(), *(other.follow.remote() for other in others)]
@@ -147,19 +123,12 @@ class RayExecutor:
 
     def stop(self) -> None:
         """End every actor, and Ray if it is ours. Whatever its teardown says changes no result."""
-        if self._started:  # else it may be only half imported
-            import ray
-
-            for name in self._hosted:
-                self._end(name)
-            self._hosted.clear()
-            for cluster in self._clusters.values():
-                cluster.free()
-            with suppress(ray.exceptions.RayError):
-                ray.shutdown()
-            _let_raylets_print(True)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        for name in self._hosted:
+            self._end(name)
+        self._hosted.clear()
+        for reserved in self._reserved.values():
+            reserved.free()
+        self.cluster.stop()
 
     def _end(self, name: str) -> None:
         import ray
@@ -185,15 +154,15 @@ class RayExecutor:
 
         A stage that runs for *deadline_s* is ended first, so the wait itself lasts twice as long.
         """
-        moved = self.clock.monotonic()
+        moved = due = self.clock.monotonic()
         position = self._plane.position()
         while not until():
-            if meanwhile():
-                moved = self.clock.monotonic()
-            self._look_after(deadline_s)
             now, seen = self.clock.monotonic(), self._plane.position()
-            if seen != position:
-                position, moved = seen, now
+            if seen != position or now >= due:
+                if meanwhile() or seen != position:
+                    moved = now
+                position, due = seen, now + LOOK_S
+            self._look_after(deadline_s)
             if now - moved > 2 * deadline_s:
                 raise DeadlinePassed(f"{what}: nothing moved for {now - moved:.1f} s; {describe(self.statuses)}")
             self.clock.sleep(POLL_S)
@@ -215,7 +184,7 @@ class RayExecutor:
         self._looked = now
         for name, hosted in self._hosted.items():
             if ray.wait(hosted.loops, timeout=0)[0]:
-                self.replace(name, _why_ended(hosted.loops))
+                self.replace(name, why_ended(hosted.loops))
         for name, hosted in self._hosted.items():
             self._ask(hosted)
             status = hosted.status
@@ -277,99 +246,13 @@ class RayCall:
         try:
             return ray.get(self.reference)
         except ray.exceptions.RayActorError as error:
-            self.executor.replace(self.role, f"its process died: {_cause(error)}")
-            raise RoleLost(self.role, _cause(error)) from error
+            self.executor.replace(self.role, f"its process died: {cause_of(error)}")
+            raise RoleLost(self.role, cause_of(error)) from error
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, OpdError):
                 raise cause from error
-            if lost := _lost_rank(self.executor.loops(self.role)):
+            if lost := lost_rank(self.executor.loops(self.role)):
                 self.executor.replace(self.role, lost)
                 raise RoleLost(self.role, lost) from error
-            raise JobFailed(f"{self.role}.{self.method}: {_cause(error)}") from error
-
-
-def _start_local(cpus: float, folder: Path) -> None:
-    """A Ray of our own, listening on loopback only, and quiet."""
-    import ray
-
-    ray.init(
-        address="local",
-        num_cpus=int(cpus),
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=128 * 2**20,
-        _temp_dir=str(folder),
-    )
-
-
-def refuse_missing_interpreters(roles: Mapping[str, RoleSpec]) -> None:
-    """Raise InputError for an interpreter that is not on this machine: Ray would wait for it without end."""
-    for name, python in ((name, spec.python) for name, spec in roles.items()):
-        if python is not None and not os.access(python, os.X_OK):
-            hint = "; `make test-engines` makes it" if ".venv-engines" in Path(python).parts else ""
-            raise InputError(f"{name}: no interpreter at {python}{hint}")
-
-
-def _let_raylets_print(allowed: bool) -> None:
-    """What a raylet says of an actor that was killed goes to stdout, among the data, whatever ``log_to_driver`` is.
-
-    Events tell of every lost worker. The switch is the one that Ray's own debugger uses.
-    """
-    import ray
-
-    ray._private.worker._worker_logs_enabled = allowed
-
-
-def refuse_impossible(available: Mapping[str, float], roles: Mapping[str, RoleSpec]) -> None:
-    """Raise InputError, at once, for what the cluster can never give."""
-    for resource, asked in (
-        ("CPU", {name: spec.cpus * spec.ranks for name, spec in roles.items()}),
-        ("GPU", {name: spec.gpus * spec.ranks for name, spec in roles.items()}),
-    ):
-        needed, there = sum(asked.values()), available.get(resource, 0)
-        if needed > there:
-            who = ", ".join(f"{name} {count:g}" for name, count in asked.items() if count)
-            raise InputError(
-                f"cluster: {needed:g} {resource}s are asked for ({who}), it has {there:g}; "
-                "ask for fewer or join a larger one"
-            )
-
-
-def _why_ended(loops: Sequence[Any]) -> str:
-    """Why a role's loops ended. What one raised itself is the job's failure, unless a rank's death made it raise."""
-    import ray
-
-    if lost := _lost_rank(loops):
-        return lost
-    ended, _ = ray.wait(list(loops), timeout=0)
-    try:
-        ray.get(ended)
-    except ray.exceptions.RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, OpdError) else JobFailed(_cause(error))) from error
-    return "its loop ended"
-
-
-def _lost_rank(loops: Sequence[Any]) -> str:
-    """How a process among the ranks of a role died; empty if none did.
-
-    The others raise when they talk to it, maybe before its death is known.
-    """
-    import ray
-
-    ended, _ = ray.wait(list(loops), num_returns=len(loops), timeout=PEER_S if len(loops) > 1 else 0)
-    for loop in ended:
-        try:
-            ray.get(loop)
-        except ray.exceptions.RayActorError as error:
-            return f"its process died: {_cause(error)}"
-        except ray.exceptions.RayTaskError:
-            continue
-    return ""
-
-
-def _cause(error: Exception) -> str:
-    """The last line of Ray's long message, or the first where it is the telling one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__
+            raise JobFailed(f"{self.role}.{self.method}: {cause_of(error)}") from error

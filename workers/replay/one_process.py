@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from schemas.config import RunConfig, TeacherResourceConfig, TrainerConfig, is_non_colocated_teachers_enabled
+from schemas.config import RunConfig, TeacherResourceConfig, TrainerConfig, get_non_colocated_teachers
 
 
 class OneProcess(NamedTuple):
@@ -28,8 +28,8 @@ def in_one_process(config: RunConfig) -> OneProcess:
         "generator": config.generator.model_copy(update={"engine": "hf", "python": None, "replicas": 1, "gpus": 0}),
         "trainer": trainer.model_copy(update={name: getattr(plain, name) for name in alone}),
     }
-    apart, teachers = config.on_policy_distillation.non_colocated_teachers, list[TeacherResourceConfig]()
-    if apart is not None and is_non_colocated_teachers_enabled(config):
+    apart, teachers = get_non_colocated_teachers(config), list[TeacherResourceConfig]()
+    if apart is not None:
         teachers = [apart.default_teacher_cfg, *apart.teacher_overrides.values()]
         here = apart.model_copy(
             update={

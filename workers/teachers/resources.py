@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from schemas.config import RunConfig, TeacherResourceConfig, is_non_colocated_teachers_enabled
+from schemas.config import RunConfig, TeacherResourceConfig, get_non_colocated_teachers
 from stages.routing import TeacherConfig, teacher_configs
 from workers.teachers.placement import Bundles
 
@@ -45,8 +45,8 @@ class TeacherEngine:
 
 def teacher_engine(config: RunConfig, teacher: TeacherConfig) -> TeacherEngine:
     """How *teacher* is run."""
-    apart = config.on_policy_distillation.non_colocated_teachers
-    if apart is None or not is_non_colocated_teachers_enabled(config):
+    apart = get_non_colocated_teachers(config)
+    if apart is None:
         policy = config.policy
         return TeacherEngine("hf", policy.dtype, policy.logprob_batch_size, policy.micro_batch_tokens)
     return _engine(apart.resources(teacher.aliases), config.cluster.segment_size)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.workers.engines import contract, training
-from tests.workers.engines.megatron_ranks import on_ranks, scorer, trainer
+from tests.workers.engines.megatron_ranks import scorer, trainer
 from tests.workers.engines.models import Model, make_model
+from tests.workers.spawned import on_ranks
 from workers.ranks import Ranks
 
 Check = Callable[..., None]

@@ -21,9 +21,10 @@ from stages.protocols import Ask
 from stages.top_columns import ids_column, logprobs_column
 from stages.vocab_parallel import VocabularyShard
 from tests.workers.engines.contract import MASKS, SEQUENCES
-from tests.workers.engines.megatron_ranks import on_ranks, trainer
+from tests.workers.engines.megatron_ranks import trainer
 from tests.workers.engines.models import make_model
 from tests.workers.engines.training import COUNTS, batch
+from tests.workers.spawned import on_ranks
 from workers.engines.hf_head import load_head
 from workers.engines.hf_model import load_model
 from workers.engines.hf_scorer import HFScorer

@@ -13,9 +13,10 @@ from schemas.errors import InputError
 from stages.losses.counts import Counts
 from stages.objectives import judge
 from tests.workers.engines.contract import SEQUENCES
-from tests.workers.engines.megatron_ranks import on_ranks, scorer, trainer
+from tests.workers.engines.megatron_ranks import scorer, trainer
 from tests.workers.engines.models import Model, make_model
 from tests.workers.engines.training import COUNTS, WeighedNLL, batch
+from tests.workers.spawned import on_ranks
 from workers.engines.megatron.inputs import Inputs
 from workers.engines.megatron.layout import Place
 from workers.ranks import ALONE, Ranks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from stages.collectives import all_max
-from stages.losses.full_vocabulary import shift_states
 from stages.losses.projection import project
-from stages.protocols import Ask, Masks, Scores
 from stages.topk import TopK
 from stages.vocab_parallel import WHOLE, VocabularyShard
 from workers.engines.batching import MicroBatch, plan
@@ -24,14 +22,12 @@ from workers.engines.megatron.layout import Layout, join
 from workers.engines.megatron.model import StatesOnly, build, fill, parts
 from workers.engines.megatron.stage import Stage
 from workers.engines.megatron.vocabulary import Head
-from workers.engines.spreading import Named, decode, encode
+from workers.engines.scoring import Run, Sequences, StatesScorer
+from workers.engines.spreading import Named, decode, encode, in_order
 from workers.ranks import ALONE, Ranks
 
-#: Makes the results of one micro-batch from its rows, their numbers, and their states [B, S, H].
-Run = Callable[[list[Sequence[int]], MicroBatch, Tensor], list[Named]]
 
-
-class MegatronScorer:
+class MegatronScorer(StatesScorer):
     """A PayloadScorer over a Megatron model that its ranks share: tensor, pipeline and context parallel in each
     replica, rows over the replicas.
 
@@ -110,59 +106,21 @@ class MegatronScorer:
 
     # -- scoring --------------------------------------------------------------------------------------
 
-    def logprobs(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[Tensor]:
-        def run(some: list[Sequence[int]], part: MicroBatch, states: Tensor) -> list[Named]:
-            return [{"logprobs": row} for row in self._logprobs(some, states, temperature)]
-
-        return [named["logprobs"] for named in self._spread(sequences, run)]
-
-    def logits(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
-        def run(some: list[Sequence[int]], part: MicroBatch, states: Tensor) -> list[Named]:
-            return [{"logits": self._logits(row).float().cpu()} for row in _rows(states, some)]
-
-        return [named["logits"] for named in self._spread(sequences, run)]
-
-    def top_k(self, sequences: Sequence[Sequence[int]], masks: Masks, k: int, temperature: float) -> list[TopK]:
-        def run(some: list[Sequence[int]], part: MicroBatch, states: Tensor) -> list[Named]:
-            return [top._asdict() for top in self._top_k(states, [masks[row] for row in part], k, temperature)]
-
-        return [TopK(**named) for named in self._spread(sequences, run)]
-
-    def score(self, sequences: Sequence[Sequence[int]], masks: Masks, temperature: float, ask: Ask) -> list[Scores]:
-        def run(some: list[Sequence[int]], part: MicroBatch, states: Tensor) -> list[Named]:
-            found = [{"token_logprobs": row} for row in self._logprobs(some, states, temperature)]
-            if ask.payload is not None:
-                for named, row in zip(found, _rows(states, some), strict=True):
-                    named["payload"] = self._payload(row, ask)
-            if ask.top_k is not None:
-                tops = self._top_k(states, [masks[row] for row in part], ask.top_k, temperature)
-                for named, top in zip(found, tops, strict=True):
-                    named.update(top._asdict())
-            return found
-
-        return [
-            Scores(
-                named.pop("token_logprobs"), named.pop("payload", None), None if ask.top_k is None else TopK(**named)
-            )
-            for named in self._spread(sequences, run)
-        ]
-
-    def head_error(self, sequences: Sequence[Sequence[int]]) -> float:
-        def run(some: list[Sequence[int]], part: MicroBatch, states: Tensor) -> list[Named]:
+    def head_error(self, sequences: Sequences) -> float:
+        def run(rows: Sequences, part: MicroBatch, states: Tensor) -> list[Named]:
             with megatron_code():
                 logits = self.model.output_layer(states.transpose(0, 1), self.model.head())[0].transpose(0, 1).float()
             apart = (logits - project(states.flatten(0, 1), self.model.head()).view_as(logits)).abs().amax()
             both = torch.stack([apart, logits.abs().amax()])
             both = all_max(both, self.shard.group)
-            return [{"error": (both[0] / both[1]).cpu()[None]} for _ in some]
+            return [{"error": (both[0] / both[1]).cpu()[None]} for _ in rows]
 
         return max((float(named["error"]) for named in self._spread(sequences, run)), default=0.0)
 
     # -- the work of one replica --------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _spread(self, sequences: Sequence[Sequence[int]], run: Run) -> list[Named]:
-        """What *run* makes of each sequence, on whichever replica; the same on every rank."""
+    def _spread(self, sequences: Sequences, run: Run) -> list[Named]:
         self.stage.assert_known(sequences)  # all of them, so that every rank raises or none
         lengths = list(map(len, sequences))
         shares = plan(lengths, self.layout.data.size, rows=self.batch_size, tokens=self.batch_tokens)
@@ -173,13 +131,7 @@ class MegatronScorer:
             if states is not None:
                 found += run(some, part, states)
         self.stage.flush()
-        results = [found] if self.ranks.size == 1 else map(decode, self.layout.gather(encode(found)))
-        by_row = {
-            row: named
-            for share, part in zip(shares, results, strict=True)
-            for row, named in zip((row for micro in share for row in micro), part, strict=True)
-        }
-        return [by_row[row] for row in range(len(sequences))]
+        return in_order(shares, [found] if self.ranks.size == 1 else map(decode, self.layout.gather(encode(found))))
 
     def _states(self, rows: Sequence[Sequence[int]]) -> Tensor | None:
         """Final hidden states, row t after token t, [B, S, H]; None before the last stage."""
@@ -190,27 +142,11 @@ class MegatronScorer:
         self.stage.send(states)
         return None
 
-    def _logprobs(self, rows: Sequence[Sequence[int]], states_BSH: Tensor, temperature: float) -> list[Tensor]:
-        ids = pad_right(rows, states_BSH.device)[0]
-        return _rows(self.head.logprobs(states_BSH, ids, temperature).cpu(), rows)
+    def _logprobs(self, rows: Sequences, states_BSH: Tensor, temperature: float) -> Tensor:
+        return self.head.logprobs(states_BSH, pad_right(rows, states_BSH.device)[0], temperature)
 
     def _logits(self, states_TH: Tensor) -> Tensor:
-        """What each token of a row was drawn from; row 0 is 0."""
-        return shift_states(self.head.logits(states_TH)[None])[0]
+        return self.head.logits(states_TH)
 
-    def _payload(self, states_TH: Tensor, ask: Ask) -> Tensor:
-        vectors = self._logits(states_TH) if ask.payload == "logits" else shift_states(states_TH[None])[0]
-        return vectors.to(getattr(torch, ask.dtype)).cpu()
-
-    def _top_k(self, states_BSH: Tensor, masks: Masks, k: int, temperature: float) -> list[TopK]:
-        """Only the states of tokens in the masks ever meet the LM head, a few at a time."""
-        states = shift_states(states_BSH)
-        picked = [row[: len(mask)][torch.tensor(mask)] for row, mask in zip(states, masks, strict=True)]
-        tops = self.head.top_k(torch.cat(picked), k, temperature)
-        columns = [column.cpu().split(list(map(len, picked))) for column in tops]
-        return [TopK(*row) for row in zip(*columns, strict=True)]
-
-
-def _rows(padded: Tensor, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Rows of *padded* [B, S, …] without their padding."""
-    return [padded[row, : len(sequence)] for row, sequence in enumerate(sequences)]
+    def _best(self, states_NH: Tensor, k: int, temperature: float) -> TopK:
+        return self.head.top_k(states_NH, k, temperature)

@@ -17,7 +17,6 @@ from stages.losses.full_vocabulary import shift_states
 from stages.protocols import MicroBatchLoss, StatesLoss, Update
 from workers.engines.batching import plan
 from workers.engines.hf_model import pad_right
-from workers.engines.hf_trainer import gradient_summary, lr_schedule
 from workers.engines.megatron.checkpoint import Checkpoint, write_checkpoint
 from workers.engines.megatron.export import Exporter
 from workers.engines.megatron.inputs import Inputs
@@ -26,6 +25,7 @@ from workers.engines.megatron.model import Tensors, fill, recompute_activations
 from workers.engines.megatron.optimizer import ShardedAdamW
 from workers.engines.megatron.scorer import MegatronScorer
 from workers.engines.megatron.state import read_state, write_state
+from workers.engines.training import adamw_options, gradient_summary, in_micro_batches, training_options
 from workers.ranks import ALONE, Ranks
 
 #: The loss of one micro-batch from its states after each token [B, S, H] and its token ids [B, S].
@@ -97,8 +97,7 @@ class MegatronTrainer(MegatronScorer):
 
     def _accumulate(self, batch: Batch, loss: _Loss) -> float:
         total, flying = 0.0, []
-        for rows in plan(batch.lengths().tolist(), rows=self.micro_batch_size, tokens=self.batch_tokens)[0]:
-            micro = batch if len(rows) == len(batch) else batch.take(rows)
+        for micro in in_micro_batches(batch, rows=self.micro_batch_size, tokens=self.batch_tokens):
             flight, value = self._forward(micro, loss)
             flying.append(flight)
             total += value
@@ -216,24 +215,14 @@ def build_trainer(
     model_path: str, config: Any, *, max_steps: int, vocabulary_size: int | None = None, ranks: Ranks = ALONE
 ) -> MegatronTrainer:
     """The trainer that *config* (a RunConfig) describes, or one of its *ranks*."""
-    options = config.trainer.optimizer
     return MegatronTrainer(
         model_path,
         config.policy.dtype,
-        optimizer={
-            "lr": options.lr,
-            "betas": tuple(options.betas),
-            "eps": options.eps,
-            "weight_decay": options.weight_decay,
-        },
-        schedule=lr_schedule(config.trainer.scheduler, max_steps),
-        clip_grad_norm=options.clip_grad_norm,
-        micro_batch_size=config.policy.train_micro_batch_size,
+        optimizer=adamw_options(config.trainer.optimizer),
         gradient_checkpointing=config.trainer.gradient_checkpointing,
-        batch_size=config.policy.logprob_batch_size,
-        batch_tokens=config.policy.micro_batch_tokens,
         vocabulary_size=vocabulary_size,
         ranks=ranks,
         sequence_packing=config.trainer.sequence_packing,
         **config.trainer.model_parallel_sizes,
+        **training_options(config, max_steps),
     )
