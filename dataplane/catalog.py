@@ -25,11 +25,16 @@ _PUT_IDS = 65_536
 
 
 class Touched(NamedTuple):
-    """Rows whose readiness a record may have changed; ``tasks`` None means every task."""
+    """Rows whose readiness (and *values*) a record may have changed; ``tasks`` None means for every task.
+
+    *moved*: only where the values lie.
+    """
 
     partition: Partition
     slots: Ints
     tasks: tuple[str, ...] | None = None
+    values: bool = True
+    moved: bool = False
 
 
 class Catalog:
@@ -98,7 +103,7 @@ class Catalog:
     def _task_declared(self, record: records.TaskDeclared) -> Touched:
         partition = self.partitions[record.partition]
         partition.declare(record.task, record.reads, record.writes)
-        return Touched(partition, partition.live_slots(), (record.task,))
+        return Touched(partition, partition.live_slots(), (record.task,), values=False)
 
     def _put(self, record: records.Put) -> Touched:
         partition = self.partitions[record.partition]
@@ -121,7 +126,7 @@ class Catalog:
         self.leases.grant(
             Lease(record.claim, record.partition, record.task, numbers, record.attempt, record.worker, deadline)
         )
-        return Touched(partition, slots, (record.task,))
+        return Touched(partition, slots, (record.task,), values=False)
 
     def _renewed(self, record: records.Renewed) -> None:
         self.leases.renew(record.claim, record.time + record.lease_s)
@@ -139,7 +144,11 @@ class Catalog:
         partition.tasks[record.task].done.data[slots] = True
         partition.fail(failed_slots, list(record.failed.values()), record.task)
         self._leave_lease(record.claim, record.partition, record.task, np.concatenate((numbers, failed)))
-        return Touched(partition, np.concatenate((slots, failed_slots)))
+        if len(failed_slots):
+            return Touched(partition, np.concatenate((slots, failed_slots)))
+        written = record.block.columns if record.block is not None else ()
+        readers = [task.name for task in partition.tasks.values() if task.read_of(written)]
+        return Touched(partition, slots, (record.task, *readers))
 
     def _failed(self, record: records.Failed) -> Touched:
         partition = self.partitions[record.partition]
@@ -190,7 +199,7 @@ class Catalog:
         slots = partition.slots(from_runs(record.runs))
         index = self.blocks.add(record.block, partition.name, record.time, record.lineage)
         self.blocks.release(partition.move(slots, record.block.columns[:-1], index))
-        return Touched(partition, slots)
+        return Touched(partition, slots, tasks=(), moved=True)
 
     def _epoch_opened(self, record: records.EpochOpened) -> Touched:
         self.epoch = record.epoch
@@ -221,7 +230,7 @@ class Catalog:
         lease = self.leases.get(claim)
         if lease is not None:
             self.leases.drop(lease, numbers)
-        return Touched(partition, slots, (task_name,))
+        return Touched(partition, slots, (task_name,), values=False)
 
     def _end_leases(self, partition: Partition, tasks: Sequence[str], slots: Ints) -> None:
         """Rows that somebody else decided about leave the leases they are in."""

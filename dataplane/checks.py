@@ -50,20 +50,20 @@ def check_same_task(partition: Partition, task: str, reads: Sequence[str], write
     return True
 
 
-def check_put(partition: Partition, ids: Sequence[str], slots: Ints, columns: Sequence[str], replace: bool) -> None:
-    """Known columns, unique ids, and (unless *replace*) columns that these rows do not have yet."""
-    check_known(partition, columns)
+def check_unique(ids: Sequence[str]) -> None:
+    """No id twice."""
     if len(set(ids)) != len(ids):
         seen: set[str] = set()
         twice = next(sample_id for sample_id in ids if sample_id in seen or seen.add(sample_id))  # type: ignore[func-returns-value]
         raise InputError(f"sample {twice!r} comes twice in one put; give each id once")
-    if replace:
-        return
-    held = slots[slots >= 0]
+
+
+def check_absent(partition: Partition, slots: Ints, columns: Sequence[str]) -> None:
+    """Columns that these rows do not have yet."""
     for column in columns:
-        present = partition.present(column, held)
+        present = partition.present(column, slots)
         if present.any():
-            sample_id = partition.ids[held[np.argmax(present)]]
+            sample_id = partition.ids[slots[np.argmax(present)]]
             raise InputError(f"column {column!r} of sample {sample_id!r} is there already; use replace to change it")
 
 

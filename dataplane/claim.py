@@ -27,7 +27,7 @@ class Claim:
 
     def __init__(self, plane: DataPlane, partition: str, task: str, granted: Granted, lease_s: float) -> None:
         self._plane = plane
-        self._reads = granted.reads
+        self._granted = granted
         self._lease_s = lease_s
         self._open = dict.fromkeys(granted.sample_ids)
         self._batch: Batch | None = None
@@ -45,7 +45,9 @@ class Claim:
         """
         if self._batch is None:
             try:
-                self._batch = self._plane._get(self.partition, self.sample_ids, self._reads, "raise", copy=False)
+                self._batch = self._plane._read(
+                    self.partition, self.sample_ids, self._granted.reads, self._granted.located, "private"
+                )
             except BlockGone as error:
                 raise CorruptData(str(error)) from error
         return self._batch
@@ -67,6 +69,12 @@ class Claim:
         self._plane._commit(self, ids, columns or {}, failures, lineage)
         for sample_id in (*ids, *failures):
             self._open.pop(sample_id, None)
+
+    def is_all(self, ids: list[str], failed: Mapping[str, str]) -> bool:
+        """Whether *ids* are all rows granted, in their order, but for the *failed*; none being acknowledged yet."""
+        if len(self._open) < len(self.sample_ids):
+            return False
+        return ids == ([i for i in self.sample_ids if i not in failed] if failed else self.sample_ids)
 
     def fail(self, errors: Mapping[str, str]) -> None:
         """These rows failed; the rest stays leased. Raises LeaseLost, InputError."""

@@ -10,7 +10,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from itertools import count
 
 import msgspec
@@ -18,10 +18,10 @@ import numpy as np
 
 from dataplane.blocks import BlockReader
 from dataplane.catalog import Touched
-from dataplane.checks import check_error, check_put
+from dataplane.checks import check_absent, check_error, check_known, check_unique
 from dataplane.journal import Place
 from dataplane.leases import Lease
-from dataplane.numbers import Ints, from_runs, to_runs
+from dataplane.numbers import Ints, not_in, to_runs
 from dataplane.partition import Partition
 from dataplane.queues import TaskQueue
 from dataplane.reader import CatalogReader, Clock
@@ -49,7 +49,7 @@ class ClaimHost(CatalogReader):
         self._queues: dict[tuple[str, str], TaskQueue] = {}
         self._life = secrets.token_hex(3)  # claims of another life of the host are unknown to this one
         self._claims = count(1)
-        self._changed = threading.Condition(self._guard)
+        self._waiting: dict[threading.Condition, Callable[[], bool]] = {}
         self._snapshot_bytes = 0
         self._folded = True  # false for good when an interrupt fell between journal and catalog
         try:
@@ -92,7 +92,8 @@ class ClaimHost(CatalogReader):
             self._expire()
             found = self._partition(request.partition)
             queue = self._queue(found, request.task)
-            numbers = queue.select(request, self._step_members(request))
+            members = None if request.step is None else self._sealed(request.step, request.partition)
+            numbers = queue.select(request, members)
             if not len(numbers):
                 return None
             slots = found.slots(numbers)
@@ -110,7 +111,8 @@ class ClaimHost(CatalogReader):
                     worker=request.worker,
                 )
             )
-            return Granted(claim, found.ids_at(slots), attempt, list(queue.task.reads))
+            reads = list(queue.task.reads)
+            return Granted(claim, found.ids_at(slots), attempt, reads, self._located(found, slots, reads))
 
     def renew(self, claim: str, lease_s: float) -> None:
         """Start the lease again. Raises LeaseLost."""
@@ -133,8 +135,7 @@ class ClaimHost(CatalogReader):
     def commit(self, request: CommitRequest) -> None:
         """Acknowledge rows of a claim, with a written block, and record failures: one record. Raises LeaseLost."""
         with self._guard:
-            columns = request.block.columns[:-1] if request.block is not None else ()
-            lease, numbers, failed = self._checked_commit(request.claim, request.ids, request.failed, columns)
+            lease, numbers, failed = self._checked_commit(request)
             self._write(
                 records.Committed(
                     time=self.clock(),
@@ -153,25 +154,32 @@ class ClaimHost(CatalogReader):
                 )
             )
 
-    def _checked_commit(
-        self, claim: str, ids: Sequence[str], failed: dict[str, str], columns: Sequence[str]
-    ) -> tuple[Lease, Ints, Ints]:
-        lease = self._lease(claim)
+    def _checked_commit(self, request: CommitRequest) -> tuple[Lease, Ints, Ints]:
+        """The claim's lease, and the numbers of the rows that are done and of those that failed."""
+        lease = self._lease(request.claim)
         found = self._partition(lease.partition)
-        every = [*ids, *failed]
-        numbers = found.find(every)
-        lost = np.flatnonzero(~np.isin(numbers, lease.numbers))
+        failed = found.find(request.failed)
+        if request.ids is None:
+            numbers = np.concatenate((lease.granted[not_in(lease.granted, failed)], failed))
+        else:
+            check_unique([*request.ids, *request.failed])
+            numbers = np.concatenate((found.find(request.ids), failed))
+        done = len(numbers) - len(failed)
+        lost = np.flatnonzero(not_in(numbers, lease.numbers))
         if len(lost):
+            sample_id = [*(request.ids or found.names(numbers[:done])), *request.failed][lost[0]]
             raise LeaseLost(
-                f"sample {every[lost[0]]!r} is not (or no longer) in claim {claim} of task {lease.task!r}; "
+                f"sample {sample_id!r} is not (or no longer) in claim {lease.claim} of task {lease.task!r}; "
                 "what was computed for it is thrown away"
             )
-        for error in failed.values():
+        for error in request.failed.values():
             check_error(error)
-        check_put(found, every, found.slots(numbers), (), replace=True)
-        own = set(found.tasks[lease.task].writes)  # an attempt that died may have left some: they are replaced
-        check_put(found, ids, found.slots(numbers[: len(ids)]), [c for c in columns if c not in own], replace=False)
-        return lease, numbers[: len(ids)], numbers[len(ids) :]
+        if request.block is not None:
+            own = set(found.tasks[lease.task].writes)  # an attempt that died may have left some: they are replaced
+            check_known(found, request.block.columns[:-1])
+            others = [name for name in request.block.columns[:-1] if name not in own]
+            check_absent(found, found.slots(numbers[:done]), others)
+        return lease, numbers[:done], numbers[done:]
 
     def progress(self, partition: str) -> messages.Progress:
         with self._guard:
@@ -180,31 +188,43 @@ class ClaimHost(CatalogReader):
 
     def position(self) -> int:
         """How many records the journal has."""
-        with self._guard:
-            return self._journal.seq
+        return self._journal.seq
 
     def wait(self, position: int, timeout_s: float) -> int:
         """The journal's position once it is past *position*, or after *timeout_s*."""
         with self._guard:
-            self._changed.wait_for(lambda: self._journal.seq > position, timeout_s)
+            self._wait_until(lambda: self._journal.seq > position, timeout_s)
             return self._journal.seq
 
     def wait_ready(self, tasks: list[tuple[str, str]], timeout_s: float) -> list[int]:
         """Which of *tasks* (partition, task) have rows ready, by index, as soon as one has or after *timeout_s*."""
         with self._guard:
             queues = [self._queue(self._partition(partition), task) for partition, task in tasks]
-            self._changed.wait_for(lambda: any(map(len, queues)), timeout_s)
+            self._wait_until(lambda: any(map(len, queues)), timeout_s)
             return [index for index, queue in enumerate(queues) if len(queue)]
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _wait_until(self, holds: Callable[[], bool], timeout_s: float) -> None:
+        """Give up the lock until it *holds* or *timeout_s* passed. Whoever writes asks, and wakes whom it concerns."""
+        if holds() or timeout_s <= 0:
+            return
+        changed = threading.Condition(self._guard)
+        self._waiting[changed] = holds
+        try:
+            changed.wait_for(holds, timeout_s)
+        finally:
+            del self._waiting[changed]
 
     def _write(self, record: AnyRecord) -> None:
         """Journal first, then the catalog, then the files that nothing needs any more."""
         whole, self._folded = self._folded, False
         self._journal.append(record)
-        self._changed.notify_all()
         self._applied(self._catalog.apply(record))
         self._folded = whole
+        for changed, holds in self._waiting.items():
+            if holds():
+                changed.notify()
         self._drop_gone()
         if self._journal.position - self._journal.snapshot_at > max(SNAPSHOT_BYTES, self._snapshot_bytes):
             self._snapshot()
@@ -236,12 +256,6 @@ class ClaimHost(CatalogReader):
             self._queues[key] = TaskQueue(partition, declared, self._index(partition))
         return self._queues[key]
 
-    def _step_members(self, request: ClaimRequest) -> Ints | None:
-        if request.step is None:
-            return None
-        self.members(request.step, request.partition)
-        return from_runs(self._catalog.members[request.step])
-
     def _lease(self, claim: str) -> Lease:
         self._expire()
         lease = self._catalog.leases.get(claim)
@@ -264,3 +278,4 @@ class ClaimHost(CatalogReader):
                 reason=reason,
             )
         )
+

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from dataplane.blocks import BlockReader
-from dataplane.gather import gather, owned
-from dataplane.numbers import distinct
+from dataplane.gather import Places, owned
 from dataplane.storage import BlockGone
 from schemas.columns import SAMPLE_ID
 from schemas.errors import CorruptData
@@ -28,52 +27,50 @@ _MAX_MAPPED = 16_384
 
 
 def fetch(
-    reader: BlockReader, locate: Callable[[], Located], refresh: Callable[[], object], memory: Memory
+    reader: BlockReader, schema: pa.Schema, located: Located, again: Callable[[], Located], memory: Memory
 ) -> pa.Table:
-    """The located cells as a table.
+    """The located cells as a table of *schema*.
 
     A block that went between lookup and reading means that its rows were cleared, replaced or merged meanwhile:
-    *refresh* and look again, which finds them elsewhere or raises MissingRows. Raises BlockGone when the block
+    *again* looks them up afresh, which finds them elsewhere or raises MissingRows. Raises BlockGone when the block
     is still the one to read: it is lost.
     """
     gone: set[str] = set()
     while True:
-        located = locate()
         try:
-            return _read(reader, located, memory)
+            return _read(reader, schema, located, memory)
         except BlockGone as error:
             if error.block in gone:
                 raise
             gone.add(error.block)
-            refresh()
+            located = again()
 
 
-def _read(reader: BlockReader, located: Located, memory: Memory) -> pa.Table:
-    schema = pa.ipc.read_schema(pa.py_buffer(located.arrow_schema))
+def _read(reader: BlockReader, schema: pa.Schema, located: Located, memory: Memory) -> pa.Table:
     if len(located.blocks) > _MAX_MAPPED:
         memory = "copy"
-    cells = [(np.frombuffer(c.block, np.int32), np.frombuffer(c.row, np.int32)) for c in located.cells]
-    used = [[block for block in distinct(blocks) if block >= 0] for blocks, _ in cells]
+    places = [Places(np.frombuffer(c.block, np.int32), np.frombuffer(c.row, np.int32)) for c in located.cells]
+    lie = [places[at] for at in located.where]
     mapped = {i for i, b in enumerate(located.blocks) if memory == "private" and b.size_bytes >= _MAP_FROM_BYTES}
-    loaded = _load(reader, located, schema, used, mapped)
+    loaded = _load(reader, located, schema, lie, mapped)
     columns = []
-    for at, (field, (blocks, rows)) in enumerate(zip(schema, cells, strict=True)):
+    for at, (field, place) in enumerate(zip(schema, lie, strict=True)):
         if field.name == SAMPLE_ID:
             columns.append(pa.chunked_array([pa.array(located.ids, pa.string())]))
             continue
-        chunks = gather(field, blocks, rows, partial(_loaded, loaded, at))
-        must_own = memory == "copy" or (memory == "private" and not mapped.issuperset(used[at]))
+        chunks = place.gather(field, partial(_loaded, loaded, at))
+        must_own = memory == "copy" or (memory == "private" and not mapped.issuperset(place.used))
         columns.append(pa.chunked_array([owned(field, chunks)] if must_own else chunks, field.type))
     return pa.table(columns, schema=schema) if columns else _rows_only(located.num_rows)
 
 
 def _load(
-    reader: BlockReader, located: Located, schema: pa.Schema, used: list[list[int]], mapped: set[int]
+    reader: BlockReader, located: Located, schema: pa.Schema, lie: list[Places], mapped: set[int]
 ) -> dict[tuple[int, int], pa.Array]:
     """Whole columns by (column position, block), each block opened once; those in *mapped* as private maps."""
     wanted: dict[int, list[int]] = {}
-    for at, blocks in enumerate(used):
-        for block in blocks:
+    for at, place in enumerate(lie):
+        for block in place.used:
             wanted.setdefault(block, []).append(at)
     loaded = {}
     for block, positions in wanted.items():

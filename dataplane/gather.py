@@ -1,32 +1,91 @@
-"""From cells to Arrow: the values of one column for some rows, in their order, with as few copies as can be."""
+"""From cells to Arrow: the values of columns for some rows, in their order, with as few copies as can be."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from dataplane.numbers import Ints
+from dataplane.numbers import Ints, distinct
 
-#: A slice of a column costs about 2 µs, taking a list about 3 ns a value: above this many values a row, slice.
-_LONG_ROW = 600
+#: A slice of a column costs about 2 µs, taking a list about 3 ns a value: with more values a slice than this, slice.
+_SLICE_VALUES = 600
+
+#: So few slices cost less than working out what to take.
+_FEW_SLICES = 16
 
 
-def gather(field: pa.Field, blocks: Ints, rows: Ints, column: Callable[[int], pa.Array]) -> list[pa.Array]:
-    """Chunks that together hold the value of each cell ``(blocks[i], rows[i])``; block −1 is null.
+class Picks(NamedTuple):
+    """Rows to take, block by block, and how to bring them back into the order asked; None when they are in it."""
 
-    ``column(block)`` gives the block's whole column. Chunks of neighbouring rows share its memory.
+    parts: list[tuple[int, pa.Array]]
+    back: pa.Array | None
+
+
+class Places:
+    """Value i lies in row ``rows[i]`` of block ``blocks[i]``; block −1 is null.
+
+    Columns that were written together lie alike: what is worked out here, once, serves them all.
     """
-    if len(blocks) == 0:
-        return []
-    breaks = np.flatnonzero((np.diff(blocks) != 0) | (np.diff(rows) != 1) & (blocks[1:] >= 0)) + 1
-    starts = np.concatenate(([0], breaks))
-    counts = np.diff(np.concatenate((starts, [len(blocks)])))
-    if len(starts) > 64 and len(starts) > len(blocks) // 4 and not _long_rows(field, int(blocks.max()), column):
-        return [_scattered(field, blocks, rows, column)]
-    runs = zip(blocks[starts].tolist(), rows[starts].tolist(), counts.tolist(), strict=True)
-    return [_slice(field, column(b), row, count) if b >= 0 else pa.nulls(count, field.type) for b, row, count in runs]
+
+    def __init__(self, blocks: Ints, rows: Ints) -> None:
+        self.blocks, self.rows = blocks, rows
+        #: Each block once.
+        self.used = [block for block in distinct(blocks) if block >= 0]
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """Neighbouring rows of one block: (block, first row, how many)."""
+        blocks, rows = self.blocks, self.rows
+        if len(blocks) == 0:
+            return []
+        breaks = np.flatnonzero((blocks[1:] != blocks[:-1]) | (rows[1:] - rows[:-1] != 1) & (blocks[1:] >= 0)) + 1
+        if not len(breaks):  # the usual case
+            return [(int(blocks[0]), int(rows[0]), len(blocks))]
+        starts = np.concatenate(([0], breaks))
+        counts = np.diff(np.concatenate((starts, [len(blocks)])))
+        return list(zip(blocks[starts].tolist(), rows[starts].tolist(), counts.tolist(), strict=True))
+
+    @cached_property
+    def picks(self) -> Picks:
+        """The same as rows to take of each block."""
+        order = np.argsort(self.blocks, kind="stable")
+        ordered = self.blocks[order]
+        starts = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist()]
+        ends = [*starts[1:], len(ordered)]
+        parts = [(int(ordered[a]), pa.array(self.rows[order[a:b]])) for a, b in zip(starts, ends, strict=True)]
+        if (order[1:] > order[:-1]).all():
+            return Picks(parts, None)
+        back = np.empty(len(order), dtype=np.int64)
+        back[order] = np.arange(len(order))
+        return Picks(parts, pa.array(back))
+
+    def gather(self, field: pa.Field, column: Callable[[int], pa.Array]) -> list[pa.Array]:
+        """Chunks that together hold the values; ``column(block)`` gives the block's whole column.
+
+        Chunks of neighbouring rows share its memory.
+        """
+        if len(self.runs) > _FEW_SLICES and len(self.runs) * _SLICE_VALUES > self._values(field, column):
+            return [self._picked(field, column)]
+        return [_slice(column(b), row, n) if b >= 0 else pa.nulls(n, field.type) for b, row, n in self.runs]
+
+    def _values(self, field: pa.Field, column: Callable[[int], pa.Array]) -> float:
+        """About how many values the rows hold, going by the first block."""
+        if not self.used or not pa.types.is_large_list(field.type):
+            return len(self.blocks)
+        array = column(self.used[0])
+        return len(self.blocks) * len(array.values) / max(1, len(array))
+
+    def _picked(self, field: pa.Field, column: Callable[[int], pa.Array]) -> pa.Array:
+        taken = [
+            column(block).take(rows) if block >= 0 else pa.nulls(len(rows), field.type)
+            for block, rows in self.picks.parts
+        ]
+        together = taken[0] if len(taken) == 1 else pa.concat_arrays(taken)
+        return together if self.picks.back is None else together.take(self.picks.back)
 
 
 def owned(field: pa.Field, chunks: list[pa.Array]) -> pa.Array:
@@ -34,29 +93,5 @@ def owned(field: pa.Field, chunks: list[pa.Array]) -> pa.Array:
     return pa.concat_arrays(chunks) if chunks else pa.array([], field.type)
 
 
-def _slice(field: pa.Field, array: pa.Array, row: int, count: int) -> pa.Array:
+def _slice(array: pa.Array, row: int, count: int) -> pa.Array:
     return array if row == 0 and count == len(array) else array.slice(row, count)
-
-
-def _long_rows(field: pa.Field, block: int, column: Callable[[int], pa.Array]) -> bool:
-    if block < 0 or not pa.types.is_large_list(field.type):
-        return False
-    array = column(block)
-    return len(array.values) > _LONG_ROW * len(array)
-
-
-def _scattered(field: pa.Field, blocks: Ints, rows: Ints, column: Callable[[int], pa.Array]) -> pa.Array:
-    """Block by block, then back into the order asked."""
-    order = np.argsort(blocks, kind="stable")
-    ordered = blocks[order]
-    ends = np.append(np.flatnonzero(np.diff(ordered)) + 1, len(ordered))
-    parts, start = [], 0
-    for end in ends.tolist():
-        block, picked = int(ordered[start]), rows[order[start:end]]
-        parts.append(column(block).take(pa.array(picked)) if block >= 0 else pa.nulls(end - start, field.type))
-        start = end
-    if len(parts) == 1 and (order[1:] > order[:-1]).all():
-        return parts[0]
-    back = np.empty(len(order), dtype=np.int64)
-    back[order] = np.arange(len(order))
-    return pa.concat_arrays(parts).take(pa.array(back))

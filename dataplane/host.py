@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from dataplane.checks import (
+    check_absent,
     check_columns,
     check_error,
     check_known,
-    check_put,
     check_same_task,
+    check_unique,
     refuse_uncovered,
     refuse_unfinished_readers,
 )
@@ -67,7 +68,10 @@ class CatalogHost(ClaimHost):
             return None
         found = self._partition(partition)
         numbers = found.find(ids)
-        check_put(found, ids, found.slots(numbers), columns, replace)
+        check_known(found, columns)
+        check_unique(ids)
+        if not replace:
+            check_absent(found, found.slots(numbers[numbers >= 0]), columns)
         return numbers
 
     def put(self, request: PutRequest) -> bool:

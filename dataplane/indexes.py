@@ -20,6 +20,9 @@ GROUP = "group_id"
 
 _UNKNOWN = -1
 
+#: Values wanted of a column whose conversion is remembered.
+_MOST_ASKED = 1024
+
 #: Changes are looked at when asked for, or when so many wait.
 _BACKLOG = 256
 
@@ -33,6 +36,7 @@ class ColumnIndex:
         self._codes = Grown(np.int32, _UNKNOWN, partition.size)
         self._seen = Grown(np.int32, -1, partition.size)
         self._known: dict[Plain, int] = {}
+        self._typed_as: dict[tuple[type, Plain], Plain] = {}
         self._stale: list[Ints] = []  # row numbers whose value must be read again
         partition.attached += [self._codes, self._seen]
         self.touched(partition.live_slots())
@@ -51,6 +55,12 @@ class ColumnIndex:
             if len(self._stale) > _BACKLOG:
                 self._refresh()
 
+    def moved(self, slots: Ints) -> None:
+        """Rows whose values lie elsewhere by now."""
+        cells = self._partition.cells.get(self._column)
+        if cells is not None:
+            self._seen.data[slots] = cells.block.data[slots]
+
     def codes(self, slots: Ints) -> Ints:
         """Codes of these rows."""
         self._refresh()
@@ -67,6 +77,15 @@ class ColumnIndex:
         return np.isin(self.codes(slots), self.wanted(values))
 
     def _typed(self, value: Plain) -> Plain:
+        """*value* as the column holds it: what claims ask for is asked again and again."""
+        asked = type(value), value
+        if asked not in self._typed_as:
+            if len(self._typed_as) > _MOST_ASKED:
+                self._typed_as.clear()
+            self._typed_as[asked] = self._cast(value)
+        return self._typed_as[asked]
+
+    def _cast(self, value: Plain) -> Plain:
         try:
             return pa.scalar(value, type=self._type).as_py()
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
@@ -167,6 +186,13 @@ class Indexes:
             column.touched(slots)
         if self._groups is not None:
             self._groups.touched(slots)
+
+    def moved(self, slots: Ints) -> None:
+        """Rows whose values lie elsewhere by now."""
+        if self._partition.packed != self._packed:
+            self._forget()
+        for column in self._columns.values():
+            column.moved(slots)
 
     def _forget(self) -> None:
         """Slots moved and values went: the indexes are made again when asked for, without what is gone."""

@@ -7,16 +7,14 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from dataplane.numbers import Ints
+from dataplane.numbers import Ints, not_in
 
 
 @dataclass(slots=True)
 class Lease:
-    """What is left of a claim: row numbers in claim order."""
+    """What is left of a claim: row numbers in claim order, of those that were ``granted``."""
 
     claim: str
     partition: str
@@ -25,6 +23,10 @@ class Lease:
     attempt: int
     worker: str
     deadline: float
+    granted: Ints = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.granted = self.numbers
 
 
 class Leases:
@@ -52,7 +54,7 @@ class Leases:
 
     def drop(self, lease: Lease, numbers: Ints) -> None:
         """These rows leave the lease; it is over when none is left."""
-        lease.numbers = lease.numbers[~np.isin(lease.numbers, numbers)]
+        lease.numbers = lease.numbers[not_in(lease.numbers, numbers)]
         if not len(lease.numbers):
             self._leases.pop(lease.claim, None)
 

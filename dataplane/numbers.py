@@ -18,7 +18,9 @@ def to_runs(numbers: Ints) -> list[int]:
     """*numbers*, in their order, as ``[start, count, …]`` of rising neighbours."""
     if len(numbers) == 0:
         return []
-    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    breaks = np.flatnonzero(numbers[1:] - numbers[:-1] != 1) + 1
+    if not len(breaks):  # the usual case
+        return [int(numbers[0]), len(numbers)]
     firsts = np.concatenate(([0], breaks))
     counts = np.diff(np.concatenate((firsts, [len(numbers)])))
     return np.stack((numbers[firsts], counts), axis=1).ravel().tolist()
@@ -42,6 +44,15 @@ def run_length(runs: Sequence[int]) -> int:
 def in_runs(runs: Sequence[int], number: int) -> bool:
     """Whether *runs* hold *number*."""
     return any(start <= number < start + count for start, count in zip(runs[::2], runs[1::2], strict=True))
+
+
+def not_in(numbers: Ints, others: Ints) -> Bools:
+    """Which of *numbers* are not among *others*; quick where both are the same, as mostly."""
+    if not len(others):
+        return np.ones(len(numbers), np.bool_)
+    if np.array_equal(numbers, others):
+        return np.zeros(len(numbers), np.bool_)
+    return np.isin(numbers, others, invert=True)
 
 
 def distinct(values: Ints) -> list[int]:
@@ -79,7 +90,7 @@ class ReadySet:
     At a million positions ``first(64)`` looks at a thousand counts and then at one or two chunks.
     """
 
-    __slots__ = ("_counts", "bits")
+    __slots__ = ("_counts", "_size", "bits")
 
     def __init__(self, bits: Bools) -> None:
         size = len(bits)
@@ -88,6 +99,7 @@ class ReadySet:
         padded[:size] = bits
         self.bits = padded
         self._counts = padded.reshape(chunks, -1).sum(axis=1, dtype=np.int64)
+        self._size = int(self._counts.sum())
 
     def set(self, positions: Ints, wanted: Bools) -> None:
         """Make each position a member or not. *positions* must not repeat."""
@@ -95,9 +107,12 @@ class ReadySet:
             return
         self._reach(int(positions.max()))
         changed = self.bits[positions] != wanted
+        if not changed.any():  # as after every record that concerns another task
+            return
         positions, wanted = positions[changed], wanted[changed]
         self.bits[positions] = wanted
         np.add.at(self._counts, positions >> _CHUNK_BITS, np.where(wanted, 1, -1))
+        self._size += 2 * int(np.count_nonzero(wanted)) - len(wanted)
 
     def first(self, limit: int | None) -> Ints:
         """The smallest *limit* members, rising; all of them for None."""
@@ -114,7 +129,7 @@ class ReadySet:
         return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
-        return int(self._counts.sum())
+        return self._size
 
     def _reach(self, position: int) -> None:
         chunks = (position >> _CHUNK_BITS) + 1

@@ -50,6 +50,10 @@ class Task:
         self.claimed = Grown(np.bool_, False, size)
         self.attempt = Grown(np.int32, 0, size)
 
+    def read_of(self, columns: Iterable[str]) -> list[str]:
+        """Those of *columns* that it reads."""
+        return [name for name in columns if name in self.reads]
+
 
 class Partition:
     """Rows, cells and tasks of one partition. Changed only by the catalog, as the journal says."""
@@ -100,6 +104,10 @@ class Partition:
         """Sample ids of slots."""
         return [self.ids[slot] for slot in slots.tolist()]
 
+    def names(self, numbers: Ints) -> list[str]:
+        """Sample ids of row numbers, for messages; empty for rows that are gone."""
+        return [self.ids[slot] if slot >= 0 else "" for slot in self.slots(numbers).tolist()]
+
     # -- what the journal says ----------------------------------------------------------------------------------------
 
     def declare(self, name: str, reads: Sequence[str], writes: Sequence[str]) -> None:
@@ -128,13 +136,18 @@ class Partition:
         """Row i of *block* holds *columns* of ``slots[i]``. Gives ``(block, rows)`` pairs that nothing shows now."""
         names = list(columns)
         before = self._blocks(slots, names)
-        where, rows = _as_slice(slots), np.arange(len(slots), dtype=np.int32)
-        for name, old in zip(names, before, strict=True):
+        where, rows, held = _as_slice(slots), np.arange(len(slots), dtype=np.int32), before >= 0
+        for name in names:
             cells = self.cells[name]
             cells.block.data[where] = block
             cells.row.data[where] = rows
-            self._count_missing(name, slots, old < 0, -1)
-        return self._unused(slots, before) if (before >= 0).any() else []
+        if not held.any():  # the usual case
+            for task in self.tasks.values():
+                task.missing.data[where] -= len(task.read_of(names))
+            return []
+        for name, there in zip(names, held, strict=True):
+            self._count_missing(name, slots, ~there, -1)
+        return self._unused(slots, before)
 
     def move(self, slots: Ints, columns: Iterable[str], block: int) -> list[tuple[int, int]]:
         """What ``slots[i]`` has in *columns* lies in row i of *block*. Gives ``(block, rows)`` pairs as ``write``."""
@@ -172,8 +185,9 @@ class Partition:
                 before.append(np.where(gone, blocks, -1))
                 cells.block.data[slots[gone]] = -1
                 self._count_missing(name, slots, gone, 1)
-        for slot, block in self._pairs_gone(slots, np.array(before, dtype=np.int32).reshape(-1, len(slots))):
-            self.superseded.setdefault(int(self.numbers.data[slot]), []).append(block)
+        places, blocks = self._gone(slots, np.array(before, dtype=np.int32).reshape(-1, len(slots)))
+        for number, block in zip(self.numbers.data[slots[places]].tolist(), blocks.tolist(), strict=True):
+            self.superseded.setdefault(number, []).append(block)
         for task in tasks:
             self.tasks[task].done.data[slots] = False
         return hidden
@@ -194,7 +208,9 @@ class Partition:
 
     def clear(self, slots: Ints) -> list[tuple[int, int]]:
         """These rows are gone. Gives ``(block, rows)`` pairs that nothing needs any more."""
-        unused = _count(_distinct(self._blocks(slots, self.cells)))
+        blocks = self._blocks(slots, self.cells)
+        width = int(blocks.max(initial=-1)) + 1
+        unused = _count(_pairs(blocks, width) % max(width, 1))
         for slot in slots.tolist():
             number = int(self.numbers.data[slot])
             unused.extend((block, 1) for block in self.superseded.pop(number, ()))
@@ -252,16 +268,16 @@ class Partition:
         rows = [self.cells[name].block.data[slots] for name in columns]
         return np.array(rows, dtype=np.int32).reshape(len(rows), len(slots))
 
-    def _pairs_gone(self, slots: Ints, before: Ints) -> list[tuple[int, int]]:
-        """(slot, block) pairs of *before* ([columns, slots]) that no cell of the row shows any more, each once."""
-        gone = before >= 0
-        for visible in self._blocks(slots, self.cells):
-            gone &= before != visible
-        columns, at = np.nonzero(gone)
-        return sorted(set(zip(slots[at].tolist(), before[columns, at].tolist(), strict=True)))
+    def _gone(self, slots: Ints, before: Ints) -> tuple[Ints, Ints]:
+        """Places in *slots* and blocks of *before* ([columns, slots]) that no cell of the row shows now, each once."""
+        width = int(before.max(initial=-1)) + 1
+        if not width:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        gone = np.setdiff1d(_pairs(before, width), _pairs(self._blocks(slots, self.cells), width), assume_unique=True)
+        return gone // width, gone % width
 
     def _unused(self, slots: Ints, before: Ints) -> list[tuple[int, int]]:
-        return [(block, 1) for _, block in self._pairs_gone(slots, before)]
+        return _count(self._gone(slots, before)[1])
 
     def _pack_if_sparse(self) -> None:
         live = self.live_slots()
@@ -282,14 +298,10 @@ def _as_slice(slots: Ints) -> Ints | slice:
     return slots
 
 
-def _distinct(blocks: Ints) -> Ints:
-    """Each row's blocks ([columns, rows]), each once, flattened; −1 left out."""
-    if not blocks.size:
-        return np.empty(0, np.int32)
-    ordered = np.sort(blocks, axis=0)
-    first = np.ones_like(ordered, dtype=np.bool_)
-    first[1:] = ordered[1:] != ordered[:-1]
-    return ordered[first & (ordered >= 0)]
+def _pairs(blocks: Ints, width: int) -> Ints:
+    """*blocks* ([columns, rows]) below *width* with their row, as row × width + block: each once, rising."""
+    columns, rows = np.nonzero((blocks >= 0) & (blocks < width))
+    return np.unique(rows * width + blocks[columns, rows])
 
 
 def _count(blocks: Ints) -> list[tuple[int, int]]:

@@ -206,7 +206,8 @@ class DataPlane(PlaneReader):
         arrays = _typed(self._schema(claim.partition), claim.partition, ids, columns)
         block = self._write(claim.partition, ids, arrays) if arrays and ids else None
         with self._unless_refused(block):
-            writer.commit(CommitRequest(claim.id, ids, failed, block, made))
+            told = None if claim.is_all(ids, failed) else ids
+            writer.commit(CommitRequest(claim.id, told, failed, block, made))
 
     @contextmanager
     def _unless_refused(self, block: Block | None) -> Iterator[None]:

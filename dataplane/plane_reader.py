@@ -24,11 +24,13 @@ from dataplane.snapshot import place_of
 from dataplane.storage import BlockGone, Storage, Trimmed
 from schemas import messages
 from schemas.batch import Batch
-from schemas.columns import TRAIN
+from schemas.columns import SAMPLE_ID, TRAIN
 from schemas.errors import CorruptData, InputError, StoreError, did_you_mean
 from schemas.messages import Located
 
 Where = Mapping[str, Any]
+
+_SAMPLE_ID = pa.field(SAMPLE_ID, pa.string())
 
 #: Blocks that a guest keeps open: it hears of none that is deleted, and a map holds a deleted file's bytes.
 GUEST_OPEN = 32
@@ -55,6 +57,7 @@ class PlaneReader:
             self._host = (CatalogHost if mode == "w" else Follower)(storage, self._reader, clock)
         self._server: HostServer | None = None
         self._schemas: dict[str, pa.Schema] = {}
+        self._asked: dict[tuple[str, tuple[str, ...]], pa.Schema] = {}
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -128,12 +131,26 @@ class PlaneReader:
     ) -> Batch:
         if missing not in ("raise", "null"):
             raise InputError(f"missing: expected 'raise' or 'null', got {missing!r}")
-        memory: Memory = "copy" if copy else "private"
+        located = self._host.locate(partition, ids, columns, missing)
+        return self._read(partition, ids, columns, located, "copy" if copy else "private", missing)
 
-        def locate() -> Located:
+    def _read(
+        self,
+        partition: str,
+        ids: list[str],
+        columns: list[str],
+        located: Located,
+        memory: Memory,
+        missing: Literal["raise", "null"] = "raise",
+    ) -> Batch:
+        """*columns* of rows that were *located*, maybe a while ago."""
+
+        def again() -> Located:
+            self.refresh()
             return self._host.locate(partition, ids, columns, missing)
 
-        return Batch(ids, fetch(self._reader, locate, self.refresh, memory), writable=True)
+        table = fetch(self._reader, self._fields(partition, columns), located, again, memory)
+        return Batch(ids, table, writable=True)
 
     def _give_up(self, error: StoreError, block: str, code: str) -> None:
         """Fail the rows that need *block*, if this plane may: nobody should wait for them or train on them."""
@@ -202,7 +219,13 @@ class PlaneReader:
 
     def table(self, partition: str, columns: Sequence[str]) -> pa.Table:
         """*columns* (``sample_id`` too) of every row, in row order; missing is null. Shared memory: do not write."""
-        return fetch(self._reader, lambda: self._host.locate_all(partition, list(columns)), self.refresh, "shared")
+        located = self._host.locate_all(partition, list(columns))
+
+        def again() -> Located:
+            self.refresh()
+            return self._host.locate_all(partition, list(columns))
+
+        return fetch(self._reader, self._fields(partition, columns), located, again, "shared")
 
     def row_state(self, partition: str, columns: Sequence[str] = ()) -> pa.Table:
         """A row a row, in row order: sample_id, error, step, trained, attempt, claimed, missing, complete, or some."""
@@ -248,6 +271,15 @@ class PlaneReader:
                 f"no partition {partition!r}{did_you_mean(partition, known)}; create_partition comes first"
             )
         return self._schemas[partition]
+
+    def _fields(self, partition: str, columns: Sequence[str]) -> pa.Schema:
+        """The fields of *columns*, which the partition has; the same ones are asked for again and again."""
+        asked = partition, tuple(columns)
+        if asked not in self._asked:
+            schema = self._schema(partition)
+            fields = [_SAMPLE_ID if name == SAMPLE_ID else schema.field(name) for name in columns]
+            self._asked[asked] = pa.schema(fields)
+        return self._asked[asked]
 
 
 def wanted(where: Where | None) -> dict[str, list[Any]] | None:

@@ -41,9 +41,8 @@ class TaskQueue:
             return
         ready = self.partition.ready(self.task, slots)
         self._ready.set(slots, ready)
-        numbers = self.partition.numbers_at(slots[ready])
         for columns, queue in list(self._where.items()):
-            queue.add(numbers)
+            queue.add(self.partition.numbers_at(slots[ready]))
             if len(queue) > 2 * len(self._ready) + 65_536:
                 del self._where[columns]  # nobody takes from it any more
         if self._groups is not None:
@@ -170,11 +169,11 @@ class WhereQueue:
         if not len(numbers):
             return
         codes = np.stack([index.codes(slots) for index in self._indexes])
-        keys, which = np.unique(codes, axis=1, return_inverse=True)
-        order = np.argsort(which.ravel(), kind="stable")
-        parts = np.split(numbers[order], np.flatnonzero(np.diff(which.ravel()[order])) + 1)
-        for key, part in zip(keys.T.tolist(), parts, strict=True):
-            _merge(self._heaps.setdefault(tuple(key), []), part.tolist())
+        order = np.lexsort(codes)  # stable: the numbers of a combination stay rising
+        codes, numbers = codes[:, order], numbers[order]
+        starts = np.flatnonzero(np.append(True, (codes[:, 1:] != codes[:, :-1]).any(axis=0)))
+        for key, rising in zip(codes[:, starts].T.tolist(), np.split(numbers, starts[1:]), strict=True):
+            _merge(self._heaps.setdefault(tuple(key), []), rising.tolist())
 
     def _match(self, numbers: Ints, wanted: list[tuple[int, ...]]) -> Bools:
         """Values may have been replaced since the row was queued; it is queued under the new ones too."""
@@ -226,7 +225,7 @@ class GroupQueue:
 
 def _pop(heaps: list[list[int]], limit: int | None) -> list[int]:
     """The smallest numbers over all heaps."""
-    if limit is None:
+    if limit is None or limit >= sum(map(len, heaps)):
         everything = [number for heap in heaps for number in heap]
         for heap in heaps:
             heap.clear()

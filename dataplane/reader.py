@@ -13,10 +13,11 @@ from dataplane.blocks import BlockReader
 from dataplane.blocktable import lineage_table
 from dataplane.buffered import buffered_of
 from dataplane.catalog import Catalog, Touched
-from dataplane.gather import gather, owned
+from dataplane.checks import check_known
+from dataplane.gather import Places, owned
 from dataplane.indexes import Indexes
 from dataplane.journal import Journal
-from dataplane.numbers import Bools, Ints, distinct, from_runs
+from dataplane.numbers import Ints, distinct, from_runs
 from dataplane.partition import CLEARED, Partition
 from dataplane.rowstate import progress_of, row_state_table
 from dataplane.snapshot import unpack
@@ -28,8 +29,6 @@ from schemas.messages import Cells, Located
 from schemas.records import Plain
 
 Clock = Callable[[], float]
-
-_SAMPLE_ID = pa.field(SAMPLE_ID, pa.string())
 
 
 class CatalogReader:
@@ -95,29 +94,30 @@ class CatalogReader:
         """Cells of *columns* for *ids* in the order asked. Raises MissingRows unless *missing* is "null"."""
         with self._guard:
             found = self._partition(partition)
-            schema = pa.schema([_field(found, name) for name in columns])
+            check_known(found, columns)
             slots = found.slots(found.find(ids))
-            cells = [_cells(found, name, slots) for name in columns]
-            if missing == "raise" and ((slots < 0).any() or any((blocks < 0).any() for blocks, _ in cells)):
+            located = self._located(found, slots, columns)
+            if missing == "raise" and ((slots < 0).any() or any(_some_missing(cells) for cells in located.cells)):
                 raise _missing_rows(found, ids, slots, columns)
-            return self._located(found, slots, schema, cells)
+            return located
 
     def locate_all(self, partition: str, columns: Sequence[str]) -> Located:
         """Cells of *columns* (``sample_id`` too) for every row, in row order."""
         with self._guard:
             found = self._partition(partition)
-            fields = [_SAMPLE_ID if name == SAMPLE_ID else _field(found, name) for name in columns]
-            slots = found.live_slots()
-            return self._located(found, slots, pa.schema(fields), [_cells(found, name, slots) for name in columns])
+            check_known(found, [name for name in columns if name != SAMPLE_ID])
+            return self._located(found, found.live_slots(), columns)
 
-    def _located(self, partition: Partition, slots: Ints, schema: pa.Schema, cells: list[tuple[Ints, Ints]]) -> Located:
-        ids = partition.ids_at(slots) if SAMPLE_ID in schema.names else []
-        named = {index for blocks, _ in cells for index in distinct(blocks)}
+    def _located(self, partition: Partition, slots: Ints, columns: Sequence[str]) -> Located:
+        ids = partition.ids_at(slots) if SAMPLE_ID in columns else []
+        lie: dict[tuple[bytes, bytes], int] = {}  # columns that were written together lie alike: they are told once
+        each = [_cells(partition, name, slots) for name in columns]
+        where = [lie.setdefault((blocks.tobytes(), rows.tobytes()), len(lie)) for blocks, rows in each]
+        once = [(np.frombuffer(blocks, np.int32), rows) for blocks, rows in lie]
+        named = {index for blocks, _ in once for index in distinct(blocks)}
         used = np.array(sorted(index for index in named if index >= 0), dtype=np.int32)
-        placed = [(_positions(used, b), rows) for b, rows in cells]
-        blocks = [self._catalog.blocks[index] for index in used.tolist()]
-        packed = [Cells(b.tobytes(), rows.tobytes()) for b, rows in placed]
-        return Located(schema_bytes(schema), blocks, packed, len(slots), ids)
+        cells = [Cells(_positions(used, blocks).tobytes(), rows) for blocks, rows in once]
+        return Located([self._catalog.blocks[index] for index in used.tolist()], cells, where, len(slots), ids)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -134,32 +134,26 @@ class CatalogReader:
         """Ids of the rows that meet every condition, in row order."""
         with self._guard:
             found = self._partition(partition)
-            slots = found.live_slots()
-            keep = self._meets(found, slots, have, lack, sealed, failed)
-            if step is not None:
-                keep &= found.step.data[slots] == step
+            slots = self._narrowed(found, sealed, failed, step)
+            check_known(found, [*have, *lack])
+            keep = np.ones(len(slots), np.bool_)
+            for name in have:
+                keep &= found.present(name, slots)
+            for name in lack:
+                keep &= ~found.present(name, slots)
             slots = slots[keep]
             return found.ids_at(slots[self._index(found).matches(slots, where)])
 
-    def _meets(
-        self,
-        partition: Partition,
-        slots: Ints,
-        have: Sequence[str],
-        lack: Sequence[str],
-        sealed: bool | None,
-        failed: bool | None,
-    ) -> Bools:
-        keep = np.ones(len(slots), np.bool_)
-        for name in have:
-            keep &= partition.present(_field(partition, name).name, slots)
-        for name in lack:
-            keep &= ~partition.present(_field(partition, name).name, slots)
+    def _narrowed(self, partition: Partition, sealed: bool | None, failed: bool | None, step: int | None) -> Ints:
+        """Live rows that meet these conditions, the ones that most rows of a long run do not meet first."""
+        slots = partition.live_slots()
+        if step is not None:
+            slots = slots[partition.step.data[slots] == step]
         if sealed is not None:
-            keep &= (partition.step.data[slots] > 0) == sealed
+            slots = slots[(partition.step.data[slots] > 0) == sealed]
         if failed is not None:
-            keep &= partition.failed.data[slots] == failed
-        return keep
+            slots = slots[partition.failed.data[slots] == failed]
+        return slots
 
     def progress(self, partition: str) -> messages.Progress:
         """Counts of rows, failures by code, and rows by state in each task."""
@@ -189,14 +183,17 @@ class CatalogReader:
     def members(self, step: int, partition: str) -> list[str]:
         """Ids of a sealed step in order, as far as they are not cleared. Raises InputError if it is not sealed."""
         with self._guard:
-            found = self._partition(partition)
-            sealed = self._catalog.steps.get(step)
-            if sealed is None or sealed.partition != partition:
-                there = [known.step for known in self.steps() if known.partition == partition]
-                which = f"steps {there[0]} to {there[-1]} are" if there else "none is"
-                raise InputError(f"step {step} of partition {partition!r} is not sealed; {which}")
-            slots = found.slots(from_runs(self._catalog.members[step]))
-            return found.ids_at(slots[slots >= 0])
+            slots = self._partition(partition).slots(self._sealed(step, partition))
+            return self._partition(partition).ids_at(slots[slots >= 0])
+
+    def _sealed(self, step: int, partition: str) -> Ints:
+        """Row numbers of a step, cleared ones too. Raises InputError if it is not sealed."""
+        sealed = self._catalog.steps.get(step)
+        if sealed is None or sealed.partition != partition:
+            there = [known.step for known in self.steps() if known.partition == partition]
+            which = f"steps {there[0]} to {there[-1]} are" if there else "none is"
+            raise InputError(f"step {step} of partition {partition!r} is not sealed; {which}")
+        return from_runs(self._catalog.members[step])
 
     def steps(self) -> list[messages.Step]:
         """Sealed steps, by number."""
@@ -242,11 +239,16 @@ class CatalogReader:
         field = partition.schema.field(column)
         blocks, rows = _cells(partition, column, slots)
         table = self._catalog.blocks
-        return owned(field, gather(field, blocks, rows, lambda index: self._blocks.column(table[index], field)))
+        return owned(field, Places(blocks, rows).gather(field, lambda index: self._blocks.column(table[index], field)))
 
     def _applied(self, touched: Touched | None) -> None:
-        if touched is not None and touched.tasks is None and touched.partition.name in self._indexes:
-            self._indexes[touched.partition.name].touched(touched.slots)
+        if touched is None or touched.partition.name not in self._indexes:
+            return
+        indexes = self._indexes[touched.partition.name]
+        if touched.moved:
+            indexes.moved(touched.slots)
+        elif touched.values:
+            indexes.touched(touched.slots)
 
     def _drop_gone(self) -> list[str]:
         """Blocks that no row needs any more are closed; their ids."""
@@ -265,14 +267,6 @@ def schema_from(data: bytes) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(data))
 
 
-def _field(partition: Partition, name: str) -> pa.Field:
-    at = partition.schema.get_field_index(name)
-    if at < 0:
-        known = partition.schema.names
-        raise InputError(f"partition {partition.name!r} has no column {name!r}{did_you_mean(name, known)}")
-    return partition.schema.field(at)
-
-
 def _cells(partition: Partition, name: str, slots: Ints) -> tuple[Ints, Ints]:
     """Block indexes and rows of a column's cells; −1 for slot −1 too."""
     cells = partition.cells.get(name)
@@ -286,6 +280,10 @@ def _positions(used: Ints, blocks: Ints) -> Ints:
     if len(used) == 1 and (blocks == used[0]).all():  # the usual case
         return np.zeros(len(blocks), np.int32)
     return np.where(blocks >= 0, np.searchsorted(used, blocks), -1).astype(np.int32)
+
+
+def _some_missing(cells: Cells) -> bool:
+    return bool((np.frombuffer(cells.block, np.int32) < 0).any())
 
 
 def _missing_rows(partition: Partition, ids: Sequence[str], slots: Ints, columns: Sequence[str]) -> MissingRows:

@@ -8,8 +8,7 @@ import time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from dataplane.wire import METHODS, ConnectionEnded, receive, send, value_of
-from dataplane.wire import raise_error as raise_again
+from dataplane.wire import METHODS, ConnectionEnded, location_of, receive, send, value_of
 from schemas.errors import InputError, StoreError
 
 #: A thread that waits for news gives way to others this often.
@@ -27,7 +26,7 @@ class RemoteHost:
         self._stream, token = _dial(address)
         self._turn = threading.Lock()
         try:
-            self.storage_url: str = self._exchange(token, "greeting")
+            self.storage_url: str = location_of(self._exchange(token, "greeting"))
         except BaseException:
             self._stream.close()
             raise
@@ -61,16 +60,13 @@ class RemoteHost:
     def _call(self, method: str, arguments: list[Any]) -> Any:
         return value_of(method, self._exchange([method, arguments], method))
 
-    def _exchange(self, message: Any, what: str) -> Any:
+    def _exchange(self, message: Any, what: str) -> bytes:
         try:
             with self._turn:
                 send(self._stream, message)
-                reply = receive(self._stream)
+                return receive(self._stream)
         except (OSError, ConnectionEnded) as error:
             raise StoreError(f"the plane at {self.address} is gone ({what}: {error}); start the job again") from error
-        if reply[0] == "error":
-            raise_again(*reply[1:])
-        return reply[1]
 
 
 def _unix(path: str) -> socket.socket:

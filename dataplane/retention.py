@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dataplane.blocks import write
 from dataplane.fetch import fetch
-from schemas.messages import MergeRequest
+from schemas.messages import Located, MergeRequest
 
 if TYPE_CHECKING:
     from dataplane.plane import DataPlane
@@ -59,12 +59,11 @@ def merge_rows(plane: DataPlane, partition: str, ids: Sequence[str], without: Co
     """
     schema = plane._schema(partition)
     names = [name for name in schema.names if name not in without]
-    found = plane._host.locate(partition, list(ids), names, "null")
-    names = [name for name, cells in zip(names, found.cells, strict=True) if _any(cells.block)]
-    found = plane._host.locate(partition, list(ids), names, "null")
-    if len(found.blocks) < 2:
-        return False
-    table = fetch(plane._reader, lambda: found, lambda: None, "shared")
+    ends = plane._host.locate(partition, [ids[0], ids[-1]], names, "null")
+    if len(ends.blocks) < 2:
+        return False  # rows are merged a step at a time: two of them tell
+    names, found = _held(names, plane._host.locate(partition, list(ids), names, "null"))
+    table = fetch(plane._reader, plane._fields(partition, names), found, lambda: found, "shared")
     columns = {name: _one(table.column(name)) for name in names}
     block = write(plane.storage, schema, columns, ids)
     with plane._unless_refused(block):
@@ -74,8 +73,13 @@ def merge_rows(plane: DataPlane, partition: str, ids: Sequence[str], without: Co
     return False
 
 
-def _any(blocks: bytes) -> bool:
-    return bool((np.frombuffer(blocks, np.int32) >= 0).any())
+def _held(names: Sequence[str], found: Located) -> tuple[list[str], Located]:
+    """Those of the located columns that some row has, and where they lie."""
+    some = [at for at, cells in enumerate(found.cells) if (np.frombuffer(cells.block, np.int32) >= 0).any()]
+    moved = {at: index for index, at in enumerate(some)}
+    held = [(name, moved[at]) for name, at in zip(names, found.where, strict=True) if at in moved]
+    where = [at for _, at in held]
+    return [name for name, _ in held], Located(found.blocks, [found.cells[at] for at in some], where, found.num_rows)
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

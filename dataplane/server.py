@@ -21,7 +21,7 @@ import msgspec
 
 from dataplane.host import CatalogHost
 from dataplane.scratch import own_folder
-from dataplane.wire import METHODS, ConnectionEnded, arguments_of, error_frame, receive, send
+from dataplane.wire import ConnectionEnded, error_frame, greeting_of, receive, request_of, send
 from schemas.errors import InputError, StoreError
 
 
@@ -101,19 +101,16 @@ class HostServer:
 
     def _greet(self, stream: socket.socket) -> None:
         """The token first, then where the blocks are."""
-        given = receive(stream)
-        if not isinstance(given, str) or not hmac.compare_digest(given.encode(), self.token.encode()):
+        if not hmac.compare_digest(greeting_of(receive(stream)).encode(), self.token.encode()):
             send(stream, error_frame(InputError("the token is wrong; use the whole address that the plane gives")))
             raise ConnectionEnded("wrong token")
         send(stream, ["ok", self.host.storage.location])
 
-    def _answer(self, request: Any, claims: set[str]) -> list[Any]:
+    def _answer(self, request: bytes, claims: set[str]) -> list[Any]:
         try:
-            method, arguments = request
-            if method not in METHODS:
-                raise InputError(f"the plane has no method {method!r}")
+            method, arguments = request_of(request)
             found = getattr(self.host, method)
-            value = found(*arguments_of(method, arguments)) if callable(found) else found
+            value = found(*arguments) if callable(found) else found
         except Exception as error:  # whatever it is, the caller sees it, and the connection goes on
             return error_frame(error)
         if method == "claim" and value is not None:

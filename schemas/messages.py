@@ -43,20 +43,14 @@ class ClaimRequest(msgspec.Struct):
     worker: str = ""
 
 
-class Granted(msgspec.Struct):
-    """A lease: the claim's id, its rows in order, and how often they were claimed (at most), this time included."""
-
-    claim: str
-    sample_ids: list[str]
-    attempt: int
-    reads: list[str]
-
-
 class CommitRequest(msgspec.Struct):
-    """Acknowledge ``ids`` of a claim with the columns in ``block``; ``failed`` maps other ids to "code: detail"."""
+    """Acknowledge ``ids`` of a claim with the columns in ``block``; ``failed`` maps other ids to "code: detail".
+
+    ``ids`` None stands for every row granted that did not fail, in that order: the usual commit need not name them.
+    """
 
     claim: str
-    ids: list[str]
+    ids: list[str] | None
     failed: dict[str, str] = {}
     block: Block | None = None
     lineage: Lineage = Lineage()
@@ -73,16 +67,28 @@ class Cells(msgspec.Struct):
 
 
 class Located(msgspec.Struct):
-    """Where the columns of some rows lie; ``arrow_schema`` has the fields asked for, in order.
+    """Where columns of some rows lie: column i, in the order asked, at ``cells[where[i]]``.
 
     The column ``sample_id`` lies nowhere: its values are ``ids``, which is empty when nobody asked for it.
     """
 
-    arrow_schema: bytes
     blocks: list[Block]
     cells: list[Cells]
+    where: list[int]
     num_rows: int
     ids: list[str] = []
+
+
+class Granted(msgspec.Struct):
+    """A lease: the claim's id, its rows in order, how often they were claimed (at most), this time included, and where
+    the columns lie that the task reads.
+    """
+
+    claim: str
+    sample_ids: list[str]
+    attempt: int
+    reads: list[str]
+    located: Located
 
 
 class Step(msgspec.Struct, omit_defaults=True):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from dataplane import DataPlane
+from schemas.batch import Batch
 from stages.protocols import Sampling
 from workers.data import Prompt
 
@@ -23,22 +24,26 @@ def admit(
     generations: int = 1,
 ) -> list[list[str]]:
     """Add *generations* rows for each (group id, prompt); the sample ids by group."""
-    ids = [[f"{group}-{index}" for index in range(generations)] for group, _ in groups]
-    rows = [(group, prompt, index) for group, prompt in groups for index in range(generations)]
+    names, prompts = [group for group, _ in groups], [prompt for _, prompt in groups]
+    ids = [[f"{group}-{index}" for index in range(generations)] for group in names]
+    once = Batch.of(
+        names,
+        {
+            "prompt_id": [prompt.prompt_id for prompt in prompts],
+            "prompt": [prompt.text for prompt in prompts],
+            "messages": [prompt.messages for prompt in prompts],
+            "answer": [prompt.answer for prompt in prompts],
+            "agent": [prompt.agent for prompt in prompts],
+            "teacher": [route(prompt.agent) for prompt in prompts],
+            "checker": [prompt.checker for prompt in prompts],
+            "sampling": [asdict(sampling)] * len(prompts),
+            "group_id": names,
+        },
+    )
+    rows = once.take([row for row in range(len(groups)) for _ in range(generations)])
     plane.put(
         partition,
         [sample_id for group in ids for sample_id in group],
-        {
-            "prompt_id": [prompt.prompt_id for _, prompt, _ in rows],
-            "prompt": [prompt.text for _, prompt, _ in rows],
-            "messages": [prompt.messages for _, prompt, _ in rows],
-            "answer": [prompt.answer for _, prompt, _ in rows],
-            "agent": [prompt.agent for _, prompt, _ in rows],
-            "teacher": [route(prompt.agent) for _, prompt, _ in rows],
-            "checker": [prompt.checker for _, prompt, _ in rows],
-            "sampling": [asdict(sampling)] * len(rows),
-            "group_id": [group for group, _, _ in rows],
-            "group_index": [index for _, _, index in rows],
-        },
+        {name: rows.array(name) for name in rows} | {"group_index": [*range(generations)] * len(groups)},
     )
     return ids

@@ -13,7 +13,6 @@ import time
 from dataplane import DataPlane
 from schemas.columns import TRAIN
 from schemas.config import RunConfig
-from schemas.errors import OpdError
 from stages.protocols import Sampling
 from workers.admission import Route, admit
 from workers.checkpoints import drop_checkpoints
@@ -92,7 +91,7 @@ class Controller:
                 self._run()
             except RoleLost as error:
                 lost = error
-            except OpdError as error:
+            except Exception as error:
                 self.plane.event("run_failed", step=self.trained, waited_for=self.waiting.what, reason=str(error))
                 raise
             else:
@@ -165,7 +164,8 @@ class Controller:
         metrics: dict[str, float] = self.call("trainer", "train_step", step, what=f"step {step}: training")
         self.trained = step
         counts = self.window.counts.of(step, metrics["trained_samples"])
-        return {"step": step, "weight_version": step - 1, **counts, **self.measures.samples(step), **metrics}
+        samples = self.measures.samples(step, self.window.chosen.pop(step, None))
+        return {"step": step, "weight_version": step - 1, **counts, **samples, **metrics}
 
     def publish(self, version: int) -> None:
         """Write the student's weights and tell the generators; forget versions that nobody may load any more."""
@@ -185,6 +185,7 @@ class Controller:
         metrics |= self.call("trainer", "measure_divergence", what="the exact KL")
         self.plane.event("validated", version=self.trained, **metrics)
         self.report.validated(self.trained, metrics)
+        self.measures.between_steps()
         return metrics
 
     def record(self, step: int, metrics: dict[str, float]) -> None:

@@ -181,11 +181,11 @@ class Order:
     def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
         self.prompts = prompts
         self.seed = seed
-        self._epoch, self._permutation = -1, np.empty(0, np.int64)
+        self._epoch, self._permutation = -1, list[int]()
 
     def __getitem__(self, admission: int) -> Prompt:
         epoch, position = divmod(admission, len(self.prompts))
         if epoch != self._epoch:
-            self._permutation = np.random.default_rng([self.seed, epoch]).permutation(len(self.prompts))
+            self._permutation = np.random.default_rng([self.seed, epoch]).permutation(len(self.prompts)).tolist()
             self._epoch = epoch
         return self.prompts[self._permutation[position]]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from dataplane import DataPlane, open_plane
@@ -65,6 +66,7 @@ def routing(config: RunConfig) -> Route:
     if not opd.enabled:
         return lambda agent: None
 
+    @cache
     def route(agent: str) -> str:
         [alias] = resolve_reference_aliases(
             [agent], opd.teacher_model_by_agent_name, opd.default_teacher_alias, opd.strict_agent_name_match
@@ -125,6 +127,8 @@ def opened_job(
         assert_teachers_are_served(plane, config)
         store_vocabulary(plane, inputs.tokenizer.fingerprint, inputs.tokenizer.vocabulary)
         executor.start(plane, roles(config, run_dir, record_teachers(plane, config)))
+        gc.freeze()  # what is there by now stays: the collector need not walk it again and again
+        stack.callback(gc.unfreeze)
         yield _controller(config, inputs, run_dir, plane, executor, report or Reporter())
 
 

@@ -4,35 +4,49 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from dataplane import Claim
 from schemas.errors import StoreError
 
 
-@contextmanager
-def renewing(claim: Claim, lease_s: float) -> Iterator[None]:
-    """Renew *claim* every third of its lease from a thread of its own; an endless lease needs none.
+class Keeper:
+    """Renews the claim in hand every third of its lease, from one thread that ends when a third passed without one.
 
-    When it cannot be renewed any more the commit will say so.
+    An endless lease needs none. When a claim cannot be renewed any more its commit will say so.
     """
-    if math.isinf(lease_s):
-        yield
-        return
-    done = threading.Event()
 
-    def renew() -> None:
-        while not done.wait(lease_s / 3):
-            try:
+    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._sleep = sleep
+        self._guard = threading.Lock()
+        self._held: Claim | None = None
+        self._running = False
+
+    @contextmanager
+    def keeping(self, claim: Claim, lease_s: float) -> Iterator[None]:
+        """Hold *claim* meanwhile."""
+        if math.isinf(lease_s):
+            yield
+            return
+        with self._guard:
+            self._held = claim
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._renew, args=(lease_s / 3,), name="lease", daemon=True).start()
+        try:
+            yield
+        finally:
+            self._held = None
+
+    def _renew(self, every_s: float) -> None:
+        while True:
+            self._sleep(every_s)
+            with self._guard:
+                claim = self._held
+                if claim is None:
+                    self._running = False
+                    return
+            with suppress(StoreError):
                 claim.renew()
-            except StoreError:
-                return
-
-    thread = threading.Thread(target=renew, name="lease", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()

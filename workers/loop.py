@@ -20,7 +20,7 @@ from schemas.columns import HEAVY, REGISTRY
 from schemas.config.resolved import versions
 from schemas.errors import CorruptData, LeaseLost
 from stages.base import Output, Stage
-from workers.leases import renewing
+from workers.leases import Keeper
 from workers.ranks import ALONE, Ranks
 
 _versions = cache(versions)
@@ -47,6 +47,10 @@ class Work(NamedTuple):
     batches: int = 0
     samples: int = 0
     tokens: int = 0
+
+    def __add__(self, other: Work) -> Work:  # type: ignore[override]  # of two works, not of two tuples
+        """Of both together."""
+        return Work._make(mine + its for mine, its in zip(self, other, strict=True))
 
 
 @dataclass
@@ -78,6 +82,7 @@ class Worker:
     batches: int = 0
     samples: int = 0
     tokens: int = 0
+    keeper: Keeper = field(default_factory=Keeper)
     busy: Busy | None = None
     #: When it had rows in hand last, or was made (monotonic seconds).
     ended: float = field(default_factory=time.monotonic)
@@ -121,11 +126,11 @@ class Worker:
             step=step,
             worker=self.name,
         )
+        self.plane_s += time.thread_time() - started
         if claim is None:
-            self.plane_s += time.thread_time() - started
             return None
-        with renewing(claim, self.lease_s):
-            return self._work(claim, started)
+        with self.keeper.keeping(claim, self.lease_s):
+            return self._work(claim)
 
     def take_work(self) -> Work:
         """What was done since the last call."""
@@ -133,8 +138,9 @@ class Worker:
         self.plane_s, self.stage_s, self.batches, self.samples, self.tokens = 0.0, 0.0, 0, 0, 0
         return done
 
-    def _work(self, claim: Claim, started: float) -> Output:
+    def _work(self, claim: Claim) -> Output:
         self.prepare()
+        started = time.thread_time()
         try:
             batch = claim.batch
         except CorruptData as error:

@@ -15,12 +15,16 @@ from dataclasses import dataclass, field
 import pyarrow.compute as pc
 
 from dataplane import DataPlane
+from schemas.batch import Batch
 from schemas.columns import TRAIN
 from schemas.config import RunConfig
 from workers.backpressure import Backpressure
 from workers.budgets import check_budget, check_size, code_of
 from workers.counts import StepCounts
 from workers.samplers import choose, overtaking_window
+
+#: Columns of a step's rows that its age and routing are measured by.
+MEASURED = ("weight_version", "teacher")
 
 #: Failures that another try may mend.
 RETRYABLE = ("engine_error", "stage_error", "timed_out")
@@ -39,6 +43,8 @@ class Window:
     retries: Counter[str] = field(default_factory=Counter)
     #: Rows of groups that were replaced since the last seal, with their errors.
     replaced: dict[str, str] = field(default_factory=dict)
+    #: Of steps about to be trained: what ``next_members`` read of their rows.
+    chosen: dict[int, Batch] = field(default_factory=dict)
     counts: StepCounts = field(init=False)
     pressure: Backpressure = field(init=False)
 
@@ -72,6 +78,7 @@ class Window:
         self.admitted = max((int(group) for group in groups), default=-1) + 1  # rows of old steps may be cleared
         self.open = {group: ids for group, ids in groups.items() if unsealed.issuperset(ids)}
         self.replaced.clear()
+        self.chosen.clear()
 
     def settle(self) -> bool:
         """Retry what failed and may be tried again, forget groups with no row left; whether anything changed."""
@@ -149,7 +156,8 @@ class Window:
     def _regenerate_stale(self, step: int, rows: list[str]) -> list[str]:
         """Send rows whose oldest token is too old for *step* back to the generator; those rows."""
         oldest = step - 1 - self.config.grpo.async_grpo.window
-        versions = self.plane.get(TRAIN, rows, ["weight_version"]).values("weight_version")
+        read = self.chosen[step] = self.plane.get(TRAIN, rows, MEASURED)
+        versions = read.values("weight_version")
         stale = [sample_id for sample_id, version in zip(rows, versions, strict=True) if version < oldest]
         if stale:
             self.plane.event("stale", step=step, rows=len(stale), oldest_allowed=oldest)

@@ -15,6 +15,7 @@ import pytest
 from dataplane import DataPlane, connect, open_plane
 from dataplane.plane_reader import GUEST_OPEN
 from dataplane.remote import RemoteHost
+from dataplane.wire import value_of
 from schemas.errors import InputError, MissingRows, StoreError
 from tests.dataplane.stores import pipeline
 from tests.dataplane.test_claims import admit, claimed
@@ -103,9 +104,9 @@ def test_methods_that_are_not_offered_are_refused(host: DataPlane) -> None:
     with pytest.raises(AttributeError):
         remote.storage_close  # noqa: B018
     with pytest.raises(InputError, match="no method '_write'"):
-        remote._exchange(["_write", [1]], "a test")
+        value_of("ids", remote._exchange(["_write", [1]], "a test"))
     with pytest.raises(StoreError, match="Expected `str`"):
-        remote._exchange(["ids", [5]], "a test")
+        value_of("ids", remote._exchange(["ids", [5]], "a test"))
     remote.close()
     host.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from dataplane import DataPlane, open_plane
@@ -64,6 +65,24 @@ def test_a_follower_that_looked_before_the_merge_finds_the_values_after_it(plane
     with store.open("r") as follower:
         plane.retain()
         assert follower.get("train", ["s3", "s0"], ["prompt"]).values("prompt") == ["p3", "p0"]
+
+
+def test_claims_by_value_see_a_value_changed_after_its_row_was_merged() -> None:
+    """The new value's block takes the index in the catalog that the old one's had before the merge."""
+    with open_plane("memory://") as plane:
+        plane.create_partition("p", {"kind": pa.string(), "x": pa.int32()})
+        plane.declare_task("p", "use", ["kind"])
+        plane.put("p", ["a", "b"], {"kind": ["u", "v"]})
+        plane.put("p", ["a", "b"], {"x": [1, 2]})
+        assert plane.claim("p", "use", where={"kind": "nothing"}) is None  # from here on values are known by row
+        plane.seal(1, ["a", "b"], "p")
+        plane.record_trained(1, {})
+        plane.record_checkpoint(1, "c/1")
+        assert plane.retain(partition="p").merged == 1
+        plane.put("p", ["c"], {"x": [3]})
+        plane.replace("p", ["a"], {"kind": ["w"]})
+        assert plane.claim("p", "use", where={"kind": "u"}) is None
+        assert plane.claim("p", "use", where={"kind": ["v", "w"]}).sample_ids == ["a", "b"]
 
 
 def test_old_steps_go_and_the_events_begin_later(plane: DataPlane, store: Store) -> None:

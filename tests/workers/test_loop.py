@@ -56,6 +56,24 @@ def test_rows_are_claimed_run_and_committed(plane):
     assert plane.progress("p").tasks["double"].ready == 1
 
 
+def test_seconds_in_the_store_are_neither_the_stages_nor_those_of_making_ready(plane, monkeypatch):
+    spent = [0.0]
+    monkeypatch.setattr("workers.loop.time.thread_time", lambda: spent[0])
+
+    def spend(_: object = None) -> None:
+        spent[0] += 100.0
+
+    def slow(*arguments: object, **options: object):
+        spent[0] += 3.0
+        return claim(*arguments, **options)
+
+    claim = plane.claim
+    monkeypatch.setattr(plane, "claim", slow)
+    busy = worker(plane, Double(before=spend), prepare=spend)
+    busy.run_once()
+    assert (busy.plane_s, spent[0]) == (3.0, 203.0)
+
+
 def test_nothing_ready_is_no_turn(plane):
     assert worker(plane, Double()).run_once() is not None
     assert worker(plane, Double()).run_once() is None

@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 from dataplane import open_plane
 from schemas.columns import TRAIN
 from schemas.config.recipe import validate
-from stages.protocols import Sampling
+from stages.checkers import reward
+from stages.generate import Generate
+from stages.protocols import Completion, Sampling
+from tests.stages.fakes import Letters
 from workers.admission import admit
 from workers.data import Prompt
+from workers.executors.inline import InlineExecutor
+from workers.loop import Worker
+from workers.measures import Measures
 from workers.partitions import create_partitions
 from workers.samplers import overtaking_window
 from workers.window import Window, group_of
@@ -158,6 +164,38 @@ def test_a_row_too_old_for_the_step_is_generated_again_and_others_take_its_group
     assert plane.rows(TRAIN, lack=["input_ids"]) == []
     assert world.seal() and [group_of(row)[-2:] for row in world.sealed[3][::2]] == ["13", "14", "15", "16"]
     assert plane.rows(TRAIN, lack=["input_ids"]) == ["0000001-0"]
+
+
+class Changes:
+    """A generator that takes version 8 after the third of five tokens of group 0; everybody else is sampled by 8."""
+
+    max_length = 32
+
+    def generate(self, sample_ids, prompts, sampling):
+        by_token = [[7, 7, 7, 8, 8] if group_of(sample_id) == "0000000" else [8] * 5 for sample_id in sample_ids]
+        return [Completion([1, 2, 3, 4, 5], [-1.0] * 5, "stop", min(seen), max(seen)) for seen in by_token]
+
+
+@pytest.fixture
+def mixed(plane):
+    """Everything admitted is sampled, the rows of group 0 by two versions."""
+    world = World(plane, make_config())
+    world.admit()
+    assert len(Worker(plane, TRAIN, Generate(Changes(), Letters(), reward)).run_once().sample_ids) == 16
+    return world
+
+
+def test_a_sample_of_two_versions_is_stored_with_both_and_as_old_as_the_first(plane, mixed):
+    versions = plane.get(TRAIN, ["0000000-1", "0000001-0"], ["weight_version", "weight_version_max"])
+    assert [versions.values(name) for name in versions] == [[7, 8], [8, 8]]
+    plane.seal(9, mixed.window.next_members(9))
+    age = Measures(mixed.config, plane, InlineExecutor()).samples(9)
+    assert (age["staleness_max"], age["staleness_mean"]) == (1.0, 2 / 8)
+
+
+def test_a_sample_of_two_versions_is_too_old_when_the_first_is(plane, mixed):
+    assert mixed.window.next_members(10) is None  # it trains version 9, and 7 is two behind
+    assert plane.rows(TRAIN, lack=["input_ids"]) == ["0000000-0", "0000000-1"]
 
 
 def test_no_more_rows_are_admitted_than_may_be_buffered(plane):

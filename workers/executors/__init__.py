@@ -72,7 +72,10 @@ class Executor(Protocol):
         ...
 
     def wait(self, until: Callable[[], bool], what: str, *, deadline_s: float, meanwhile: Meanwhile) -> None:
-        """Return when *until* holds. Raises DeadlinePassed, naming *what* was waited for."""
+        """Return when *until* holds; *meanwhile* is called whenever the store has changed, and now and then.
+
+        Raises DeadlinePassed, naming *what* was waited for.
+        """
         ...
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import threading
 import time
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Seconds to let more rows arrive before looking again: one look instead of many.
 SETTLE_S = 0.02
+#: Rows that are ready sooner than this were so when they were asked for: no more are about to arrive.
+AT_ONCE_S = 0.005
 #: Seconds that a role with nothing to do waits for rows before it looks again anyway.
 IDLE_S = 0.5
 
@@ -57,6 +60,7 @@ class RoleHost:
             self.ranks = Ranks.join(self._meeting or meet(*meeting), self.rank, self.size)
         self.role = build(self.plane, ranks=self.ranks)
         self.role.expect_to_die(self.settings.lease_s)
+        gc.freeze()  # libraries and models stay: the collector need not walk them again and again
         return os.getpid()
 
     def loop(self) -> None:
@@ -67,9 +71,9 @@ class RoleHost:
         ready: list[int] | None = None  # all: the end of a lease shows only to who claims
         while not self._stopping.is_set():
             done = self.call("turn", ready)
-            ready = self.watched.wait_ready(tasks, 0.0) if done else None
-            if not ready:
-                ready = self.watched.wait_ready(tasks, IDLE_S) or None
+            asked = time.monotonic()
+            ready = self.watched.wait_ready(tasks, IDLE_S) or None
+            if not done or time.monotonic() - asked > AT_ONCE_S:
                 self._stopping.wait(SETTLE_S)
 
     def answer(self, method: str, *arguments: Any) -> Any:

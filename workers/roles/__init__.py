@@ -44,5 +44,4 @@ class Role:
 
     def take_work(self) -> Work:
         """What its workers did since the last call, together."""
-        done = [worker.take_work() for worker in (*self.workers, *self.called)]
-        return Work(*(sum(part) for part in zip(*done, strict=True)))
+        return sum((worker.take_work() for worker in (*self.workers, *self.called)), Work())
