@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from dataplane import DataPlane, open_plane
-from dataplane.check import check
 from dataplane.opening import storage_at
+from dataplane.upkeep.check import check
 
 _WRITER = """
 import json, random, sys

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dataplane import DataPlane, open_plane
-from dataplane.check import check
 from dataplane.opening import storage_at
+from dataplane.upkeep.check import check
 
 #: What the quickstart must reach on held-out prompts.
 TARGETS = {"accuracy/rev": 0.95, "accuracy/sort": 0.90}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dataplane.storage import BlockGone
+from dataplane.backends.storage import BlockGone
 from schemas.arrays import ColumnData, clean_text
 from schemas.batch import Batch
 from schemas.errors import CorruptData

@@ -6,12 +6,12 @@ import os
 import time
 from typing import Literal
 
-from dataplane.local import Durability, LocalStorage
-from dataplane.memory import MemoryStorage
+from dataplane.backends.local import Durability, LocalStorage
+from dataplane.backends.memory import MemoryStorage
+from dataplane.backends.storage import Storage
+from dataplane.catalog.reader import Clock
 from dataplane.plane import DataPlane
-from dataplane.reader import Clock
-from dataplane.remote import RemoteHost
-from dataplane.storage import Storage
+from dataplane.serving.remote import RemoteHost
 from schemas.errors import InputError
 
 
@@ -60,7 +60,7 @@ def storage_at(
     if scheme == "memory":
         return MemoryStorage()
     if scheme.removeprefix("redis+") in ("redis", "rediss", "unix"):
-        from dataplane.redis import RedisStorage  # the client is loaded by those who use it
+        from dataplane.backends.redis import RedisStorage  # the client is loaded by those who use it
 
         return RedisStorage(os.fspath(url), durability, create)
     raise InputError(

@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from dataplane.blocks import write
+from dataplane.blocks.block import write
+from dataplane.catalog.host import CatalogHost
+from dataplane.catalog.reader import schema_bytes
 from dataplane.claim import Claim
-from dataplane.host import CatalogHost
 from dataplane.plane_reader import PlaneReader, Where, wanted
-from dataplane.reader import schema_bytes
-from dataplane.remote import RemoteHost
-from dataplane.retention import Retained, retain
+from dataplane.serving.remote import RemoteHost
+from dataplane.upkeep.retention import Retained, retain
 from schemas import records
 from schemas.arrays import ColumnData, clean_text, to_arrow
 from schemas.columns import HEAVY, TRAIN, schema_of

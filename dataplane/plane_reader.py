@@ -10,18 +10,18 @@ from typing import Any, Literal, Self
 
 import pyarrow as pa
 
-from dataplane.blocks import BlockReader
-from dataplane.copying import copy_store
-from dataplane.events import About, events_table
-from dataplane.fetch import Memory, fetch
-from dataplane.follower import Follower
-from dataplane.host import CatalogHost
-from dataplane.journal import frames
-from dataplane.reader import Clock, schema_from
-from dataplane.remote import RemoteHost
-from dataplane.server import HostServer
-from dataplane.snapshot import place_of
-from dataplane.storage import BlockGone, Storage, Trimmed
+from dataplane.backends.storage import BlockGone, Storage, Trimmed
+from dataplane.blocks.block import BlockReader
+from dataplane.blocks.fetch import Memory, fetch
+from dataplane.catalog.events import About, events_table
+from dataplane.catalog.follower import Follower
+from dataplane.catalog.host import CatalogHost
+from dataplane.catalog.journal import frames
+from dataplane.catalog.reader import Clock, schema_from
+from dataplane.catalog.snapshot import place_of
+from dataplane.serving.remote import RemoteHost
+from dataplane.serving.server import HostServer
+from dataplane.upkeep.copying import copy_store
 from schemas import messages
 from schemas.batch import Batch
 from schemas.columns import SAMPLE_ID, TRAIN

@@ -20,14 +20,23 @@ NEVER = {
 }
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Top-level names of every import in a file, wherever it stands."""
+#: Inside the data plane: each of these imports only the ones before it.
+FLOORS = ("backends", "blocks", "catalog", "serving")
+
+
+def modules(path: Path) -> Iterator[str]:
+    """Every module that a file imports, wherever the import stands."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import; write the full path"
-            yield str(node.module).partition(".")[0]
+            yield str(node.module)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Top-level names of every import in a file."""
+    return (module.partition(".")[0] for module in modules(path))
 
 
 def sources(room: str) -> list[Path]:
@@ -42,6 +51,18 @@ def test_rooms_import_one_way(room: str) -> None:
         for path in sources(room)
         for name in imports(path)
         if name in forbidden
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize("floor", range(len(FLOORS)))
+def test_the_data_plane_is_built_floor_by_floor(floor: int) -> None:
+    below = {"numbers", *FLOORS[: floor + 1]}
+    found = {
+        f"{path.relative_to(HOUSE)} imports {module}"
+        for path in sources(f"dataplane/{FLOORS[floor]}")
+        for module in modules(path)
+        if module.startswith("dataplane") and module.split(".")[1:2] and module.split(".")[1] not in below
     }
     assert found == set()
 

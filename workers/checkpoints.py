@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from dataplane.files import fsync_directory
+from dataplane.backends.files import fsync_directory
 from schemas.errors import DeadlinePassed, JobFailed, OpdError
 from workers.ranks import ALONE, Ranks
 

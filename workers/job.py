@@ -15,22 +15,22 @@ from schemas.config.resolved import resolved_text, save_resolved, versions
 from schemas.errors import InputError
 from stages.checkers import find_checker
 from stages.routing import TeacherConfig, resolve_reference_aliases, teacher_configs, teacher_configs_by_index
-from workers.admission import Route
-from workers.controller import Controller
+from workers.control.admission import Route
+from workers.control.controller import Controller
+from workers.control.validation import Validation
+from workers.control.window import Window
 from workers.data import Order, PromptSet, load_prompts
 from workers.executors import Executor, RoleSpec
-from workers.full_vocabulary import assert_payload_fits
 from workers.partitions import create_partitions, store_vocabulary
-from workers.report import Reporter
+from workers.reports.report import Reporter
 from workers.roles.generator import GeneratorRole
 from workers.roles.teacher import TeacherRole
 from workers.roles.trainer import TrainerRole
 from workers.rundir import RECIPE, RunDir
-from workers.teacher_index import assert_teachers_are_served, record_teachers
+from workers.teachers.index import assert_teachers_are_served, record_teachers
+from workers.teachers.payload import assert_payload_fits
 from workers.teachers.resources import check_teachers, teacher_engine
 from workers.tokenizer import HFTokenizer, refuse_other_vocabulary
-from workers.validation import Validation
-from workers.window import Window
 
 
 @dataclass

@@ -20,7 +20,7 @@ from stages.student import Student
 from stages.teacher import SCORES, Teacher
 from stages.topk_columns import TopKStudent, TopKTeacher
 from stages.train import Train
-from workers.full_vocabulary import payload_width
+from workers.teachers.payload import payload_width
 
 #: Held-out prompts sampled as in training; they carry ``exact_kl``.
 SAMPLED = "validation_sampled"

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from schemas.errors import CorruptData
 
-#: Name under which a version's probe (see :mod:`workers.probe`) lies beside its tensors.
+#: Name under which a version's probe (see :mod:`workers.doctor.probe`) lies beside its tensors.
 PROBE = "probe.logprobs"
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from dataplane.blocktable import LINEAGE_SCHEMA
-from dataplane.events import EVENTS_SCHEMA
+from dataplane.catalog.blocktable import LINEAGE_SCHEMA
+from dataplane.catalog.events import EVENTS_SCHEMA
 from schemas.columns import FAILURE_CODES, REGISTRY
 
 #: Catalog state of a row, as the base table names it.

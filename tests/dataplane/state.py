@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dataplane import DataPlane
-from dataplane.catalog import Catalog
+from dataplane.catalog.catalog import Catalog
+from dataplane.catalog.partition import Cells, Partition
 from dataplane.numbers import Ints
-from dataplane.partition import Cells, Partition
 
 
 def durable(catalog: Catalog) -> dict[str, Any]:

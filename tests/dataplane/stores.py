@@ -9,10 +9,10 @@ from typing import Literal
 import pyarrow as pa
 
 from dataplane import DataPlane, connect, open_plane
-from dataplane.local import LocalStorage
-from dataplane.memory import MemoryStorage
-from dataplane.redis import RedisStorage
-from dataplane.storage import Storage
+from dataplane.backends.local import LocalStorage
+from dataplane.backends.memory import MemoryStorage
+from dataplane.backends.redis import RedisStorage
+from dataplane.backends.storage import Storage
 from tests.dataplane.servers import shared_server
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dataplane.blocks import BlockReader, decode, lay_out
-from dataplane.canonical import canonical, checksum
-from dataplane.memory import MemoryStorage
+from dataplane.backends.memory import MemoryStorage
+from dataplane.blocks.block import BlockReader, decode, lay_out
+from dataplane.blocks.canonical import canonical, checksum
 from schemas.errors import CorruptData, StoreError
 from schemas.records import Block
 
@@ -118,8 +118,8 @@ def test_a_private_read_is_a_map_of_its_own() -> None:
 
 _FUZZ = """
 import random, resource, sys
-from dataplane.blocks import BlockReader
-from dataplane.memory import MemoryStorage
+from dataplane.blocks.block import BlockReader
+from dataplane.backends.memory import MemoryStorage
 from schemas.errors import StoreError
 from tests.dataplane.test_blocks import COLUMNS, SCHEMA, written
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataplane import DataPlane, open_plane
-from dataplane.catalog import Catalog
-from dataplane.journal import Journal
-from dataplane.memory import MemoryStorage
+from dataplane.backends.memory import MemoryStorage
+from dataplane.catalog.catalog import Catalog
+from dataplane.catalog.journal import Journal
 from dataplane.numbers import ReadySet, from_runs, run_length, to_runs
 from schemas.errors import InputError, LeaseLost
 from tests.dataplane.state import catalog_of, durable

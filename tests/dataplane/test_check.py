@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dataplane import open_plane
-from dataplane.check import Checked, check
-from dataplane.local import LocalStorage
-from dataplane.redis import RedisStorage
-from dataplane.repair import repair
-from dataplane.storage import Storage
+from dataplane.backends.local import LocalStorage
+from dataplane.backends.redis import RedisStorage
+from dataplane.backends.storage import Storage
+from dataplane.upkeep.check import Checked, check
+from dataplane.upkeep.repair import repair
 from tests.dataplane.servers import shared_server
 from tests.dataplane.stores import pipeline
 from tests.dataplane.test_claims import admit, claimed, generated

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.journal import Journal, frame, frames
-from dataplane.local import LocalStorage
+from dataplane.backends.local import LocalStorage
+from dataplane.catalog.journal import Journal, frame, frames
 from schemas.errors import CorruptData, InputError, StoreError
 from schemas.records import Checkpointed, Noted, StepSealed
 
@@ -76,7 +76,7 @@ def test_a_failed_append_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatc
         os.write(fd, b"ha")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dataplane.local.write_all", full)
+    monkeypatch.setattr("dataplane.backends.local.write_all", full)
     with pytest.raises(StoreError, match="No space left on device; free some space"):
         storage.append(b"half")
     assert storage.journal() == b"whole"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from dataplane import Claim, DataPlane
-from dataplane.check import check
+from dataplane.upkeep.check import check
 from schemas.errors import InputError
 from tests.dataplane.stores import BACKENDS, FakeClock, Store
 

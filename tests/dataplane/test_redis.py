@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dataplane import open_plane, redis_server
-from dataplane.redis import RedisStorage
-from dataplane.redis_server import CHUNK_BYTES
-from dataplane.storage import BlockGone
+from dataplane.backends.redis import RedisStorage
+from dataplane.backends.redis_server import CHUNK_BYTES
+from dataplane.backends.storage import BlockGone
 from schemas.errors import CorruptData, InputError, StoreError, StoreLocked
 from tests.dataplane.servers import Server, shared_server
 from tests.dataplane.stores import pipeline

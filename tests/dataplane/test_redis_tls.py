@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataplane import connect, open_plane
-from dataplane.redis_server import CHUNK_BYTES
+from dataplane.backends.redis_server import CHUNK_BYTES
 from schemas.errors import StoreError
 from tests.dataplane.servers import Server
 from tests.dataplane.stores import pipeline

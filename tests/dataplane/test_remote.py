@@ -14,8 +14,8 @@ import pytest
 
 from dataplane import DataPlane, connect, open_plane
 from dataplane.plane_reader import GUEST_OPEN
-from dataplane.remote import RemoteHost
-from dataplane.wire import value_of
+from dataplane.serving.remote import RemoteHost
+from dataplane.serving.wire import value_of
 from schemas.errors import InputError, MissingRows, StoreError
 from tests.dataplane.stores import pipeline
 from tests.dataplane.test_claims import admit, claimed

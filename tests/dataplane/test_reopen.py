@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dataplane import DataPlane, open_plane
-from dataplane.local import LocalStorage
+from dataplane.backends.local import LocalStorage
 from schemas.errors import InputError, LeaseLost, MissingRows, StoreLocked
 from tests.dataplane.state import catalog_of, durable
 from tests.dataplane.stores import COLUMNS, FakeClock, Store, pipeline

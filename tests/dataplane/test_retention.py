@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from dataplane import DataPlane, open_plane
-from dataplane.check import check
-from dataplane.journal import Place
-from dataplane.local import LocalStorage
-from dataplane.snapshot import pack, unpack
+from dataplane.backends.local import LocalStorage
+from dataplane.catalog.journal import Place
+from dataplane.catalog.snapshot import pack, unpack
+from dataplane.upkeep.check import check
 from schemas.errors import CorruptData, InputError, MissingRows, StoreError
 from tests.dataplane.servers import shared_server
 from tests.dataplane.state import catalog_of, durable
@@ -205,7 +205,7 @@ def test_a_store_saved_elsewhere_and_back_is_the_same(plane: DataPlane, store: S
 
 
 def test_a_long_journal_is_opened_from_its_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataplane.claims.SNAPSHOT_BYTES", 2000)
+    monkeypatch.setattr("dataplane.catalog.claims.SNAPSHOT_BYTES", 2000)
     with open_plane(tmp_path / "plane") as plane:
         pipeline(plane)
         for i in range(60):

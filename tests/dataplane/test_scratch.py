@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from dataplane.scratch import own_folder
+from dataplane.backends.scratch import own_folder
 
 
 def test_folders_of_dead_processes_are_swept_and_those_of_the_living_stay(tmp_path, monkeypatch):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dataplane import spare
-from dataplane.files import write_all
-from dataplane.spare import LEAST_BYTES, Spare
+from dataplane.backends import spare
+from dataplane.backends.files import write_all
+from dataplane.backends.spare import LEAST_BYTES, Spare
 
 SIZE = LEAST_BYTES + 5
 

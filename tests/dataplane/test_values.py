@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataplane import DataPlane
-from dataplane.memory import MemoryStorage
+from dataplane.backends.memory import MemoryStorage
 from dataplane.opening import open_plane
 from schemas.errors import InputError
 from tests.dataplane.stores import LOGPROBS, TOKENS, pipeline

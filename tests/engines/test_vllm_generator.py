@@ -10,12 +10,12 @@ import torch
 from schemas.errors import InputError
 from stages.protocols import Sampling
 from tests.engines.conftest import VOCABULARY
-from workers.engines.hf_generator import HFGenerator
-from workers.engines.hf_scorer import HFScorer
+from workers.doctor.probe import same, scores
+from workers.engines.hf.generator import HFGenerator
+from workers.engines.hf.scorer import HFScorer
 from workers.engines.vllm.engine import read_checkpoint
 from workers.engines.vllm.generator import VLLMGenerator
 from workers.engines.vllm.scorer import VLLMScorer
-from workers.probe import same, scores
 
 IDS = ["a", "b", "c"]
 PROMPTS = [[2, 10, 11, 1, 3], [2, 12, 1, 3], [2, 10, 13, 14, 15, 1, 3]]

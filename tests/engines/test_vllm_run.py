@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.workers.runs import query, run, small_config
-from workers.engines.hf_scorer import HFScorer
+from workers.engines.hf.scorer import HFScorer
 
 #: Roles of ended runs: the first engine to go would take vLLM's process groups along.
 KEPT: list[Any] = []

@@ -8,7 +8,7 @@ import torch
 from schemas.errors import InputError
 from stages.protocols import Ask
 from tests.engines.conftest import VOCABULARY
-from workers.engines.hf_scorer import HFScorer
+from workers.engines.hf.scorer import HFScorer
 from workers.engines.vllm.scorer import VLLMScorer
 
 SEQUENCES = [[(7 * at + 3 * length) % VOCABULARY for at in range(length)] for length in (2, 150, 9, 31)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.engines.conftest import VOCABULARY
-from workers.engines.hf_scorer import HFScorer
+from workers.doctor.probe import LENGTHS, same, scores
+from workers.engines.hf.scorer import HFScorer
 from workers.engines.vllm import sync
 from workers.engines.vllm.engine import Request, read_checkpoint
-from workers.probe import LENGTHS, same, scores
 
 #: Tokens of the sequences of the probe that no block of the prefix cache holds.
 SHORT = sum(LENGTHS[:-1])

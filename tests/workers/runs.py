@@ -11,7 +11,7 @@ from schemas.config import RunConfig
 from schemas.config.recipe import validate
 from workers.executors.inline import InlineExecutor
 from workers.job import read_inputs, run_job
-from workers.report import Reporter
+from workers.reports.report import Reporter
 from workers.rundir import RunDir
 
 Break = Callable[[Mapping[str, Any]], None]

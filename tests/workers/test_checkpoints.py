@@ -14,8 +14,8 @@ from schemas.errors import JobFailed
 from tests.workers.runs import query, run, small_config
 from tests.workers.spawned import on_ranks
 from workers.checkpoints import CheckpointWriter, drop_checkpoints, is_complete
+from workers.control.resume import best_checkpoint, newest_checkpoint
 from workers.ranks import Ranks
-from workers.resume import best_checkpoint, newest_checkpoint
 
 
 def text(content: str):

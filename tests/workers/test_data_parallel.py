@@ -18,9 +18,9 @@ from stages.protocols import Ask
 from stages.train import Train
 from tests.stages.fakes import PosLM
 from tests.workers.spawned import on_ranks
-from workers.engines.hf_model import load_model, recompute_activations
-from workers.engines.hf_scorer import HFScorer
-from workers.engines.hf_trainer import HFTrainer
+from workers.engines.hf.model import load_model, recompute_activations
+from workers.engines.hf.scorer import HFScorer
+from workers.engines.hf.trainer import HFTrainer
 from workers.ranks import ALONE, Ranks, meet, meeting_point
 
 SEQUENCES = [[2, 10, 11, 1, 3], [2, 12, 1, 3], [2, 10, 13, 14, 15, 1, 3], [2, 9, 3], [5, 6, 7, 8, 9, 10, 11, 12, 3]]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from dataplane import open_plane
 from tests.workers.runs import query, run, small_config
-from workers.diagnostics import SAMPLE_COLUMNS, TOKEN_COLUMNS, write_samples, write_tokens
+from workers.reports.diagnostics import SAMPLE_COLUMNS, TOKEN_COLUMNS, write_samples, write_tokens
 
 OPD = "on_policy_distillation__"
 ALL_LOGS = {OPD + "log_sample_stats": True, OPD + "log_token_stats": True, OPD + "log_topk_stats": True}

@@ -13,11 +13,12 @@ from schemas.errors import JobFailed
 from stages.objectives.policy_gradient import PolicyGradient
 from stages.protocols import Sampling
 from tests.workers.runs import query, run, small_config
-from workers import doctor, judged_rows
 from workers.cli.app import main
-from workers.engines.hf_generator import HFGenerator
-from workers.engines.hf_trainer import build_trainer
-from workers.invariants import Check, check_gradients, check_scores
+from workers.doctor import diagnose as doctor
+from workers.doctor import judged_rows
+from workers.doctor.invariants import Check, check_gradients, check_scores
+from workers.engines.hf.generator import HFGenerator
+from workers.engines.hf.trainer import build_trainer
 from workers.rundir import RunDir
 
 FULL = "on_policy_distillation__full"
@@ -182,7 +183,7 @@ def test_a_teacher_whose_stored_scores_are_not_its_own_is_named(checkpoints, pro
 
 def test_checks_change_no_bit_of_a_run(checkpoints, prompt_file, tmp_path, monkeypatch):
     checked = run(small_config(checkpoints, prompt_file), tmp_path / "checked")
-    monkeypatch.setattr("workers.controller.examine", lambda call, roles, step: [])
+    monkeypatch.setattr("workers.control.controller.examine", lambda call, roles, step: [])
     free = run(small_config(checkpoints, prompt_file), tmp_path / "free")
     columns = "select sample_id, advantages, loss from samples order by 1"
     assert query(checked, columns) == query(free, columns)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tests.workers.runs import run, small_config
-from workers.report import Reporter
+from workers.reports.report import Reporter
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

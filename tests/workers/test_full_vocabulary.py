@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from dataplane import open_plane
 from schemas.errors import ConfigError, InputError
 from tests.workers.runs import query, run, small_config
-from workers.engines.hf_head import head_shape, load_head
-from workers.engines.hf_model import load_model
+from workers.engines.hf.head import head_shape, load_head
+from workers.engines.hf.model import load_model
 from workers.partitions import create_partitions
 
 PLAIN_LOSS = {
@@ -204,7 +204,7 @@ def test_a_teachers_padded_head_gives_the_unpadded_numbers(checkpoints, prompt_f
 
 
 def test_what_cannot_fit_is_refused_before_the_run_starts(checkpoints, prompt_file, tmp_path, monkeypatch):
-    monkeypatch.setattr("workers.full_vocabulary._free_disk", lambda path: 1000)
+    monkeypatch.setattr("workers.teachers.payload._free_disk", lambda path: 1000)
     with pytest.raises(InputError, match=r"the payload takes 0\.00 GiB, the store has 0\.00 GiB; use teacher_payload"):
         run(full_config(checkpoints, prompt_file), tmp_path / "run")
 

@@ -13,10 +13,10 @@ from schemas.batch import Batch
 from schemas.errors import InputError
 from stages.losses.counts import Counts
 from stages.protocols import Sampling
-from workers.engines.hf_generator import HFGenerator, _Draw
-from workers.engines.hf_model import load_model, max_positions
-from workers.engines.hf_scorer import HFScorer
-from workers.engines.hf_trainer import HFTrainer
+from workers.engines.hf.generator import HFGenerator, _Draw
+from workers.engines.hf.model import load_model, max_positions
+from workers.engines.hf.scorer import HFScorer
+from workers.engines.hf.trainer import HFTrainer
 from workers.engines.training import lr_schedule
 
 PROMPTS = [[2, 10, 11, 1, 3], [2, 12, 1, 3], [2, 10, 13, 14, 15, 1, 3]]

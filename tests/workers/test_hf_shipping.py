@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from schemas.errors import InputError
 from stages.protocols import Ask, Sampling
-from workers.engines.hf_generator import HFGenerator
-from workers.engines.hf_head import head_shape, load_head
-from workers.engines.hf_model import load_model
-from workers.engines.hf_scorer import HFScorer
+from workers.engines.hf.generator import HFGenerator
+from workers.engines.hf.head import head_shape, load_head
+from workers.engines.hf.model import load_model
+from workers.engines.hf.scorer import HFScorer
 
 SEQUENCES = [[2, 33, 29, 57, 1], [2, 44, 1], [2, 33, 29, 32, 34, 67, 1]]
 MASKS = [[False, True, False, True, True], [False] * 3, [False] * 6 + [True]]

@@ -8,7 +8,7 @@ import torch
 from schemas.errors import JobFailed
 from tests.stages.fakes import PosLM
 from tests.workers.runs import query, run, small_config
-from workers.probe import fixed_sequences, same, scores
+from workers.doctor.probe import fixed_sequences, same, scores
 from workers.rundir import RunDir
 
 

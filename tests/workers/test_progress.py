@@ -10,8 +10,8 @@ from rich.console import Console
 
 from tests.workers.runs import query, run, small_config
 from workers.executors import Status
-from workers.progress import Progress
-from workers.report import Reporter
+from workers.reports.progress import Progress
+from workers.reports.report import Reporter
 from workers.rundir import RunDir
 
 

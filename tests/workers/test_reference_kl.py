@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.workers.runs import query, run, small_config
-from workers.engines.hf_scorer import HFScorer
+from workers.engines.hf.scorer import HFScorer
 
 PENALTY = {"loss_fn__reference_policy_kl_penalty": 0.5, "loss_fn__reference_policy_kl_type": "k3"}
 

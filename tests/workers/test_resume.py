@@ -10,7 +10,7 @@ from schemas.columns import TRAIN, VALIDATION
 from schemas.errors import LeaseLost
 from tests.workers.runs import query, run, small_config
 from tests.workers.test_window import World, make_config
-from workers.resume import go_back
+from workers.control.resume import go_back
 
 
 class Killed(BaseException):

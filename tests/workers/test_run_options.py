@@ -9,7 +9,7 @@ import pytest
 
 from schemas.errors import JobFailed
 from tests.workers.runs import query, run, small_config
-from workers.report import Reports, TensorBoard
+from workers.reports.report import Reports, TensorBoard
 
 
 def test_two_generators_share_the_rows_and_each_row_is_trained_once(checkpoints, prompt_file, tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.config import AsyncGRPOConfig, GRPOConfig
-from workers.samplers import choose, overtaking_window
+from workers.control.samplers import choose, overtaking_window
 
 #: Places 4 to 8, of which 5 is late.
 LATE = {4: True, 5: False, 6: True, 7: True, 8: True}

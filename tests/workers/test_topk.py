@@ -9,10 +9,10 @@ from pyarrow import parquet
 from dataplane import open_plane
 from stages.topk import with_tail
 from tests.workers.runs import query, run, small_config
-from workers.diagnostics import write_topk
-from workers.engines.hf_model import load_model
-from workers.engines.hf_scorer import HFScorer
-from workers.topk_export import score_deferred_topk
+from workers.engines.hf.model import load_model
+from workers.engines.hf.scorer import HFScorer
+from workers.reports.diagnostics import write_topk
+from workers.reports.topk_export import score_deferred_topk
 
 STATS = {"on_policy_distillation__log_topk_stats": True, "on_policy_distillation__topk_stats_k": 5}
 DEFERRED = {**STATS, "on_policy_distillation__topk_stats_mode": "student_online_teacher_deferred"}

@@ -7,9 +7,9 @@ import pytest
 from dataplane import open_plane
 from schemas.errors import DeadlinePassed
 from tests.workers.runs import query, run, small_config
+from workers.control.waiting import Waiting
 from workers.executors import Status
-from workers.report import Reporter
-from workers.waiting import Waiting
+from workers.reports.report import Reporter
 
 
 class Slow:

@@ -13,14 +13,14 @@ from stages.checkers import reward
 from stages.generate import Generate
 from stages.protocols import Completion, Sampling
 from tests.stages.fakes import Letters
-from workers.admission import admit
+from workers.control.admission import admit
+from workers.control.measures import Measures
+from workers.control.samplers import overtaking_window
+from workers.control.window import Window, group_of
 from workers.data import Prompt
 from workers.executors.inline import InlineExecutor
 from workers.loop import Worker
-from workers.measures import Measures
 from workers.partitions import create_partitions
-from workers.samplers import overtaking_window
-from workers.window import Window, group_of
 
 PROMPTS, GENERATIONS, STEPS = 4, 2, 6
 

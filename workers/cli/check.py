@@ -19,8 +19,8 @@ def check(
     output_format: Annotated[ListingFormat, typer.Option("--format", help="How to print it.")] = ListingFormat.table,
 ) -> None:
     """Compare journal, catalog and blocks of a store. Exit 0 when it is clean, 1 with problems."""
-    from dataplane.check import check as look
-    from dataplane.repair import repair as put_right
+    from dataplane.upkeep.check import check as look
+    from dataplane.upkeep.repair import repair as put_right
     from workers.cli.output import to_json
     from workers.cli.stores import storage_of
 

@@ -25,7 +25,7 @@ def doctor(
     from workers.cli.output import to_json
     from workers.cli.run import quiet_libraries
     from workers.cli.tables import render, terminal_width
-    from workers.doctor import diagnose
+    from workers.doctor.diagnose import diagnose
 
     quiet_libraries()
     checks = diagnose(load_recipe(recipe, overrides or []))
@@ -53,7 +53,7 @@ def _as_object(check: object) -> dict[str, object]:
     """A check as JSON has it, with its remedy whether it is needed or not."""
     from dataclasses import asdict
 
-    from workers.invariants import Check
+    from workers.doctor.invariants import Check
 
     assert isinstance(check, Check)
     return {**asdict(check), "passed": check.passed}

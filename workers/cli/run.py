@@ -81,8 +81,8 @@ def _run(config: RunConfig, target: RunDir, executor: ExecutorName, *, resume: b
     quiet_libraries()
     signal.signal(signal.SIGTERM, _interrupt)
     from workers.job import read_inputs, run_job
-    from workers.progress import Progress
-    from workers.report import Reports, TensorBoard
+    from workers.reports.progress import Progress
+    from workers.reports.report import Reports, TensorBoard
 
     inputs = read_inputs(config)
     for line in (*inputs.train.left_out("data.train"), *inputs.validation.left_out("data.validation")):

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dataplane import DataPlane, open_plane
+from dataplane.backends.storage import Storage
 from dataplane.opening import storage_at
-from dataplane.storage import Storage
 from schemas.errors import InputError
 
 

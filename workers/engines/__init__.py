@@ -91,7 +91,7 @@ def build_generator(config: RunConfig, stop_ids: Sequence[int], vocabulary: int)
         from workers.engines.vllm.generator import VLLMGenerator
 
         return VLLMGenerator.load(config.policy.model, stop_ids, **options, config=config)
-    from workers.engines.hf_generator import HFGenerator
+    from workers.engines.hf.generator import HFGenerator
 
     return HFGenerator.load(config.policy.model, stop_ids, **options)
 
@@ -116,7 +116,7 @@ def build_scorer(
         return VLLMScorer.load(path, dtype, **options)
     if engine != "hf":
         raise InputError(f"engine {engine!r}: expected hf, vllm or megatron")
-    from workers.engines.hf_scorer import HFScorer
+    from workers.engines.hf.scorer import HFScorer
 
     return HFScorer.load(path, dtype, ranks=ranks, **options)
 
@@ -128,6 +128,6 @@ def build_trainer(config: RunConfig, vocabulary: int, ranks: Ranks = ALONE) -> T
         from workers.engines.megatron.trainer import build_trainer as build_megatron
 
         return build_megatron(config.policy.model, config, **options)
-    from workers.engines.hf_trainer import build_trainer as build_hf
+    from workers.engines.hf.trainer import build_trainer as build_hf
 
     return build_hf(config.policy.model, config, **options)

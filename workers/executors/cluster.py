@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dataplane.scratch import own_folder
+from dataplane.backends.scratch import own_folder
 from schemas.errors import InputError
 from workers.executors import RoleSpec
 

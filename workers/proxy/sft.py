@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from workers.engines.hf_model import pad_right
+from workers.engines.hf.model import pad_right
 
 #: One batch of (prompt, answer) texts.
 NextBatch = Callable[[], list[tuple[str, str]]]

@@ -91,7 +91,7 @@ class StoredRun:
     def teachers(self, config: RunConfig) -> list[str]:
         """The checkpoint behind each ``teacher_index``: those that the run recorded, then others of *config*."""
         from stages.routing import teacher_configs, teacher_configs_by_index
-        from workers.teacher_index import recorded_teachers
+        from workers.teachers.index import recorded_teachers
 
         known = recorded_teachers(self.plane)
         for teacher in teacher_configs_by_index(teacher_configs(config.on_policy_distillation)):

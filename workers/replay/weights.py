@@ -12,7 +12,7 @@ from schemas.errors import StoreError
 from stages.protocols import Update
 from stages.train import Train
 from workers.checkpoints import is_complete
-from workers.engines.hf_trainer import OPTIMIZER_FILE
+from workers.engines.hf.trainer import OPTIMIZER_FILE
 from workers.replay.source import StoredRun
 from workers.roles.trainer import TrainerRole
 from workers.weights import read_weights

@@ -13,10 +13,10 @@ from schemas.errors import CorruptData
 from schemas.messages import Weights
 from stages.checkers import reward
 from stages.generate import Generate
+from workers.doctor.probe import refuse, same, scores
 from workers.engines import InterruptibleGenerator, build_generator
 from workers.loop import Worker
 from workers.partitions import SAMPLED
-from workers.probe import refuse, same, scores
 from workers.ranks import ALONE, Ranks
 from workers.roles import Role
 from workers.tokenizer import HFTokenizer

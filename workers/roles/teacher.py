@@ -12,13 +12,13 @@ from stages.payload import Shipment, measured_shipment, shipment_of
 from stages.routing import TeacherConfig
 from stages.teacher import Teacher
 from stages.topk_columns import TopKTeacher
-from workers.doctor import ROWS
-from workers.full_vocabulary import payload_width
-from workers.invariants import SCORE_TOLERANCE, Check, differences
+from workers.doctor.diagnose import ROWS
+from workers.doctor.invariants import SCORE_TOLERANCE, Check, differences
 from workers.loop import Worker
 from workers.partitions import SAMPLED
 from workers.ranks import ALONE, Ranks
 from workers.roles import Role
+from workers.teachers.payload import payload_width
 from workers.teachers.resources import ROWS_A_TURN, load_teacher, teacher_engine
 from workers.tokenizer import HFTokenizer
 

@@ -25,13 +25,13 @@ from stages.student import Student
 from stages.topk_columns import TopKStudent
 from stages.train import Train
 from workers.checkpoints import CheckpointWriter
-from workers.doctor import ROWS
+from workers.doctor.diagnose import ROWS
+from workers.doctor.invariants import Check, check_gradients, check_scores
+from workers.doctor.probe import scores
 from workers.engines import build_scorer, build_trainer
-from workers.engines.hf_head import load_head
-from workers.invariants import Check, check_gradients, check_scores
+from workers.engines.hf.head import load_head
 from workers.loop import Worker
 from workers.partitions import RETRAINED, SAMPLED
-from workers.probe import scores
 from workers.ranks import ALONE, Ranks
 from workers.roles import Role
 from workers.rundir import RunDir

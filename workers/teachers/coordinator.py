@@ -18,10 +18,10 @@ from schemas.config import RunConfig
 from stages.payload import shipment_of
 from stages.routing import get_teacher_routing_metrics
 from stages.teacher import Teacher
-from workers.full_vocabulary import payload_width
 from workers.loop import Worker
-from workers.teacher_index import record_teachers, recorded_teachers
 from workers.teachers.groups import TeacherWorkerGroup
+from workers.teachers.index import record_teachers, recorded_teachers
+from workers.teachers.payload import payload_width
 
 
 class TeacherLogprobCoordinator:

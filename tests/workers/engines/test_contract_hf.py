@@ -12,10 +12,10 @@ import torch
 from tests.workers.engines import contract, training
 from tests.workers.engines.models import Model, make_model
 from tests.workers.engines.training import HOW
-from workers.engines.hf_generator import HFGenerator
-from workers.engines.hf_model import load_model
-from workers.engines.hf_scorer import HFScorer
-from workers.engines.hf_trainer import HFTrainer
+from workers.engines.hf.generator import HFGenerator
+from workers.engines.hf.model import load_model
+from workers.engines.hf.scorer import HFScorer
+from workers.engines.hf.trainer import HFTrainer
 
 Check = Callable[..., None]
 

@@ -25,10 +25,10 @@ from tests.workers.engines.megatron_ranks import trainer
 from tests.workers.engines.models import make_model
 from tests.workers.engines.training import COUNTS, batch
 from tests.workers.spawned import on_ranks
-from workers.engines.hf_head import load_head
-from workers.engines.hf_model import load_model
-from workers.engines.hf_scorer import HFScorer
-from workers.engines.hf_trainer import HFTrainer
+from workers.engines.hf.head import load_head
+from workers.engines.hf.model import load_model
+from workers.engines.hf.scorer import HFScorer
+from workers.engines.hf.trainer import HFTrainer
 from workers.ranks import ALONE, Ranks
 
 TENSOR = {"tensor_model_parallel_size": 2}

@@ -17,7 +17,7 @@ from stages.protocols import Ask
 from stages.routing import TeacherConfig
 from tests.workers.runs import small_config
 from tests.workers.teachers.test_cluster import free_cpus, freed
-from workers.engines.hf_scorer import HFScorer
+from workers.engines.hf.scorer import HFScorer
 from workers.partitions import create_partitions
 from workers.teachers.cluster import reserve, reserve_teacher_clusters
 from workers.teachers.coordinator import TeacherLogprobCoordinator

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from schemas.errors import InputError
-from workers.engines.hf_head import tensor_files
+from workers.engines.hf.head import tensor_files
 
 #: What describes the model beside its tensors; copied as it is.
 DESCRIPTION = ("config.json", "generation_config.json")

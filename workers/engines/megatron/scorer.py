@@ -14,7 +14,7 @@ from stages.losses.projection import project
 from stages.topk import TopK
 from stages.vocab_parallel import WHOLE, VocabularyShard
 from workers.engines.batching import MicroBatch, plan
-from workers.engines.hf_model import pad_right
+from workers.engines.hf.model import pad_right
 from workers.engines.megatron.architecture import Architecture
 from workers.engines.megatron.checkpoint import Checkpoint
 from workers.engines.megatron.cpu import megatron_code

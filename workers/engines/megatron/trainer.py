@@ -16,7 +16,7 @@ from schemas.batch import Batch
 from stages.losses.full_vocabulary import shift_states
 from stages.protocols import MicroBatchLoss, StatesLoss, Update
 from workers.engines.batching import plan
-from workers.engines.hf_model import pad_right
+from workers.engines.hf.model import pad_right
 from workers.engines.megatron.checkpoint import Checkpoint, write_checkpoint
 from workers.engines.megatron.export import Exporter
 from workers.engines.megatron.inputs import Inputs

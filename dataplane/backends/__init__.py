@@ -1,0 +1,1 @@
+"""Where the bytes are: a page of byte verbs, and the places that keep them."""

@@ -1,0 +1,1 @@
+"""Columns as immutable Arrow files, and back under suspicion."""

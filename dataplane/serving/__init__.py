@@ -1,0 +1,1 @@
+"""The host's methods for other processes: frames over a socket."""

@@ -1,0 +1,1 @@
+"""What keeps a store whole and small: check, repair, retention, copies."""

@@ -1,0 +1,69 @@
+"""Going back to the newest complete checkpoint: a new epoch of the same run.
+
+Steps sealed after it are trained again from their stored generation and teacher columns. Rows not sealed yet
+whose weights are newer than the checkpoint wait for the generator again; evaluations of such weights begin anew.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from dataplane import DataPlane
+from schemas.columns import TRAIN, VALIDATION
+from schemas.config.job import CheckpointingConfig
+from workers.checkpoints import is_complete
+from workers.control.validation import version_of
+from workers.control.window import Window, group_of
+from workers.partitions import RETRAINED, SAMPLED
+
+
+def newest_checkpoint(plane: DataPlane) -> tuple[int, str | None]:
+    """(step, path) of the newest checkpoint that is whole; (0, None) without one."""
+    whole = [(c.step, c.path) for c in plane.checkpoints() if is_complete(Path(c.path))]
+    return max(whole, default=(0, None))
+
+
+def best_checkpoint(plane: DataPlane, keeping: CheckpointingConfig) -> int | None:
+    """The step of the checkpoint that is best by ``metric_name``; None without the name or any such value."""
+    steps = {step.step: step.metrics for step in plane.steps()}
+    values = {
+        checkpoint.step: value
+        for checkpoint in plane.checkpoints()
+        if (value := (steps.get(checkpoint.step) or {}).get(keeping.metric_name or "")) is not None
+        and math.isfinite(value)
+        and is_complete(Path(checkpoint.path))
+    }
+    sign = 1 if keeping.higher_is_better else -1
+    return max(values, key=lambda step: (sign * values[step], step), default=None)
+
+
+def go_back(plane: DataPlane, window: Window, step: int) -> None:
+    """Open the epoch that continues after *step*, and hand the window its open groups."""
+    plane.new_epoch(step, tasks=RETRAINED)
+    lost = _of_lost_weights(plane, step)
+    unsealed = set(plane.rows(TRAIN, sealed=False))
+    requeued = [sample_id for sample_id in lost if sample_id in unsealed]
+    if requeued:
+        plane.requeue(TRAIN, requeued, window.sampling_tasks)
+    for partition in (VALIDATION, SAMPLED):  # unanswered rows too: other weights would answer them in the meantime
+        plane.clear(partition, [sample_id for sample_id in plane.rows(partition) if version_of(sample_id) > step])
+    groups: dict[str, list[str]] = {}
+    everything = plane.rows(TRAIN)
+    for sample_id in everything:
+        groups.setdefault(group_of(sample_id), []).append(sample_id)
+    window.restore(groups, unsealed)
+
+
+def _of_lost_weights(plane: DataPlane, step: int) -> list[str]:
+    """Rows some token of which was sampled by weights newer than *step*'s, or that a generator has in hand.
+
+    The latter are asked for first, so that what is committed in between shows among the others.
+    """
+    state = plane.row_state(TRAIN, ["sample_id", "claimed"])
+    claimed = set(state.filter(state["claimed"])["sample_id"].to_pylist())
+    in_hand = [sample_id for sample_id in plane.rows(TRAIN, lack=["input_ids"]) if sample_id in claimed]
+    table = plane.table(TRAIN, ["sample_id", "weight_version_max"])
+    return [*in_hand, *table.filter(pc.greater(table["weight_version_max"], step))["sample_id"].to_pylist()]

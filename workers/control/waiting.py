@@ -1,0 +1,97 @@
+"""Waiting: everything the controller waits for goes through here, so that what it is, and since when, is known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dataplane import DataPlane
+from workers.executors import Executor, describe
+from workers.reports.report import Reporter
+
+#: Seconds after which a wait is worth an event.
+LONG_S = 10.0
+
+
+class Waiting:
+    """Has the executor wait, and *meanwhile* done in between. Every wait ends after *deadline_s* without a change."""
+
+    def __init__(
+        self,
+        plane: DataPlane,
+        executor: Executor,
+        report: Reporter,
+        meanwhile: Callable[[], bool],
+        deadline_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.plane = plane
+        self.executor = executor
+        self.report = report
+        self.meanwhile = self.on_change(meanwhile)
+        self.deadline_s = deadline_s
+        self.clock = clock
+        #: What is waited for now, and since when by the clock.
+        self.what, self.since = "starting", clock()
+        self._told = False
+        #: Processor seconds that went into the executor, and through it into inline workers.
+        self._elsewhere_s = 0.0
+
+    def call(self, role: str, method: str, *arguments: Any, what: str) -> Any:
+        """Run a method of a role; its result."""
+        began = time.thread_time()
+        call = self.executor.submit(role, method, *arguments)
+        self._elsewhere_s += time.thread_time() - began
+        self.until(call.done, what)
+        return call.result()
+
+    def on_change(self, check: Callable[[], bool]) -> Callable[[], bool]:
+        """*check*, asked again only when the store has changed."""
+        seen = -1
+
+        def changed() -> bool:
+            nonlocal seen
+            position = self.plane.position()
+            if position == seen:
+                return False
+            seen = position
+            return check()
+
+        return changed
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Return when it *holds*. Raises DeadlinePassed, naming *what* was waited for."""
+        self.what, self.since, self._told = what, self.clock(), False
+        self.report.waiting(what)
+        own_s = 0.0
+
+        def timed(work: Callable[[], bool]) -> bool:
+            nonlocal own_s
+            began = time.thread_time()
+            answer = work()
+            own_s += time.thread_time() - began
+            return answer
+
+        began = time.thread_time()
+        self.executor.wait(
+            lambda: timed(holds), what, deadline_s=self.deadline_s, meanwhile=lambda: timed(self._between)
+        )
+        self._elsewhere_s += time.thread_time() - began - own_s
+        if self._told:
+            self.plane.event("waited", what=what, seconds=round(self.clock() - self.since, 1))
+
+    def take_elsewhere_seconds(self) -> float:
+        """Processor seconds since the last call that were the executor's, not the controller's."""
+        taken, self._elsewhere_s = self._elsewhere_s, 0.0
+        return taken
+
+    def _between(self) -> bool:
+        moved = self.meanwhile()
+        waited_s = self.clock() - self.since
+        if waited_s > LONG_S and not self._told:
+            self._told = True
+            workers = describe(self.executor.statuses)
+            self.plane.event("waiting", what=self.what, seconds=round(waited_s, 1), workers=workers)
+            self.report.waits_long(self.what, waited_s, workers)
+        return moved
