@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dataplane import DataPlane, open_plane
 from schemas.config import RunConfig
-from schemas.config.resolved import resolved_text, save_resolved, versions
+from schemas.config.resolved import resolved_text, save_resolved, versions, without_store
 from schemas.errors import InputError
 from stages.checkers import find_checker
 from stages.routing import TeacherConfig, resolve_reference_aliases, teacher_configs, teacher_configs_by_index
@@ -119,7 +119,7 @@ def opened_job(
         )
         stack.callback(executor.stop)
         save_resolved(config, run_dir.config)
-        plane.record_fact(RECIPE, _recorded(config))
+        plane.record_fact(RECIPE, without_store(resolved_text(config)))
         inputs.tokenizer.save(run_dir.tokenizer)
         vocabulary = len(inputs.tokenizer.vocabulary)
         assert_payload_fits(config, vocabulary, run_dir.path)
@@ -130,11 +130,6 @@ def opened_job(
         gc.freeze()  # what is there by now stays: the collector need not walk it again and again
         stack.callback(gc.unfreeze)
         yield _controller(config, inputs, run_dir, plane, executor, report or Reporter())
-
-
-def _recorded(config: RunConfig) -> str:
-    """The resolved recipe as the store keeps it: without the store's own URL, which may hold a password."""
-    return resolved_text(config.model_copy(update={"store": config.store.model_copy(update={"url": None})}))
 
 
 def roles(config: RunConfig, run_dir: RunDir, checkpoints: Sequence[str]) -> dict[str, RoleSpec]:

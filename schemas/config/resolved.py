@@ -90,5 +90,14 @@ def save_resolved(config: RunConfig, path: str | Path) -> None:
 
 def resolved_text(config: RunConfig) -> str:
     """What ``save_resolved`` writes."""
-    content = {**config.model_dump(mode="json"), "versions": versions()}
+    return _dumped({**config.model_dump(mode="json"), "versions": versions()})
+
+
+def without_store(text: str) -> str:
+    """A resolved recipe for another place: without the URL of its store, which may hold a password."""
+    content = yaml.safe_load(text)
+    return _dumped({**content, "store": {**content["store"], "url": None}})
+
+
+def _dumped(content: dict[str, Any]) -> str:
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)

@@ -68,6 +68,16 @@ def test_an_exported_step_is_opened_and_replayed_without_its_run(finished: Path,
         ]
 
 
+def test_an_exported_recipe_says_nothing_of_the_store_it_came_from(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    recipe = tmp_path / "run" / "config.yaml"
+    text = recipe.read_text()
+    recipe.write_text(text.replace("url: null", "url: rediss://someone:secret@far:6379/0", 1))
+    assert recipe.read_text() != text
+    assert export(tmp_path / "run", tmp_path / "out", "--step", "1") == 0
+    assert (tmp_path / "out" / "config.yaml").read_text() == text
+
+
 def test_a_stage_whose_weights_stayed_behind_says_so(finished: Path, tmp_path: Path) -> None:
     assert export(finished, tmp_path / "out", "--step", "3") == 0
     with replay(tmp_path / "out", 3) as again:

@@ -27,6 +27,7 @@ from pyarrow import parquet
 from dataplane import DataPlane, open_plane
 from dataplane.sql import Limits, stream_sql
 from schemas.columns import TRAIN
+from schemas.config.resolved import without_store
 from schemas.errors import InputError
 from workers.cli.output import plain
 from workers.cli.stores import about_condition
@@ -166,7 +167,8 @@ def _copy_beside(run: Path, directory: Path) -> None:
     """The recipe and the tokenizer, where the run's directory has them."""
     for place in (run, run.parent):
         if (place / "config.yaml").is_file():
-            shutil.copy(place / "config.yaml", directory / "config.yaml")
+            recipe = without_store((place / "config.yaml").read_text(encoding="utf-8"))
+            (directory / "config.yaml").write_text(recipe, encoding="utf-8")
             if (place / "tokenizer").is_dir():
                 shutil.copytree(place / "tokenizer", directory / "tokenizer")
             return
