@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataplane import open_plane, redis_server
+from dataplane import open_plane
+from dataplane.backends import redis_server
 from dataplane.backends.redis import RedisStorage
 from dataplane.backends.redis_server import CHUNK_BYTES
 from dataplane.backends.storage import BlockGone
