@@ -22,6 +22,7 @@ from dataplane.catalog.catalog import Touched
 from dataplane.catalog.checks import check_absent, check_error, check_known, check_unique
 from dataplane.catalog.journal import Place
 from dataplane.catalog.leases import Lease
+from dataplane.catalog.locating import located
 from dataplane.catalog.partition import Partition
 from dataplane.catalog.queues import TaskQueue
 from dataplane.catalog.reader import CatalogReader, Clock
@@ -112,7 +113,8 @@ class ClaimHost(CatalogReader):
                 )
             )
             reads = list(queue.task.reads)
-            return Granted(claim, found.ids_at(slots), attempt, reads, self._located(found, slots, reads))
+            cells = located(found, slots, reads, self._catalog.blocks)
+            return Granted(claim, found.ids_at(slots), attempt, reads, cells)
 
     def renew(self, claim: str, lease_s: float) -> None:
         """Start the lease again. Raises LeaseLost."""

@@ -18,14 +18,15 @@ from dataplane.catalog.catalog import Catalog, Touched
 from dataplane.catalog.checks import check_known
 from dataplane.catalog.indexes import Indexes
 from dataplane.catalog.journal import Journal
-from dataplane.catalog.partition import CLEARED, Partition
+from dataplane.catalog.locating import cells_of, located, missing_rows, some_missing
+from dataplane.catalog.partition import Partition
 from dataplane.catalog.rowstate import progress_of, row_state_table
 from dataplane.catalog.snapshot import unpack
-from dataplane.numbers import Ints, distinct, from_runs
+from dataplane.numbers import Ints, from_runs
 from schemas import messages
 from schemas.columns import SAMPLE_ID
-from schemas.errors import CorruptData, InputError, MissingRows, did_you_mean
-from schemas.messages import Cells, Located
+from schemas.errors import CorruptData, InputError, did_you_mean
+from schemas.messages import Located
 from schemas.records import Plain
 
 Clock = Callable[[], float]
@@ -96,28 +97,17 @@ class CatalogReader:
             found = self._partition(partition)
             check_known(found, columns)
             slots = found.slots(found.find(ids))
-            located = self._located(found, slots, columns)
-            if missing == "raise" and ((slots < 0).any() or any(_some_missing(cells) for cells in located.cells)):
-                raise _missing_rows(found, ids, slots, columns)
-            return located
+            cells = located(found, slots, columns, self._catalog.blocks)
+            if missing == "raise" and ((slots < 0).any() or some_missing(cells)):
+                raise missing_rows(found, ids, slots, columns)
+            return cells
 
     def locate_all(self, partition: str, columns: Sequence[str]) -> Located:
         """Cells of *columns* (``sample_id`` too) for every row, in row order."""
         with self._guard:
             found = self._partition(partition)
             check_known(found, [name for name in columns if name != SAMPLE_ID])
-            return self._located(found, found.live_slots(), columns)
-
-    def _located(self, partition: Partition, slots: Ints, columns: Sequence[str]) -> Located:
-        ids = partition.ids_at(slots) if SAMPLE_ID in columns else []
-        lie: dict[tuple[bytes, bytes], int] = {}  # columns that were written together lie alike: they are told once
-        each = [_cells(partition, name, slots) for name in columns]
-        where = [lie.setdefault((blocks.tobytes(), rows.tobytes()), len(lie)) for blocks, rows in each]
-        once = [(np.frombuffer(blocks, np.int32), rows) for blocks, rows in lie]
-        named = {index for blocks, _ in once for index in distinct(blocks)}
-        used = np.array(sorted(index for index in named if index >= 0), dtype=np.int32)
-        cells = [Cells(_positions(used, blocks).tobytes(), rows) for blocks, rows in once]
-        return Located([self._catalog.blocks[index] for index in used.tolist()], cells, where, len(slots), ids)
+            return located(found, found.live_slots(), columns, self._catalog.blocks)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -237,7 +227,7 @@ class CatalogReader:
     def _values(self, partition: Partition, column: str, slots: Ints) -> pa.Array:
         """Values of a scalar column at these slots: what the host reads of blocks, to narrow claims."""
         field = partition.schema.field(column)
-        blocks, rows = _cells(partition, column, slots)
+        blocks, rows = cells_of(partition, column, slots)
         table = self._catalog.blocks
         return owned(field, Places(blocks, rows).gather(field, lambda index: self._blocks.column(table[index], field)))
 
@@ -265,44 +255,3 @@ def schema_bytes(schema: pa.Schema) -> bytes:
 def schema_from(data: bytes) -> pa.Schema:
     """The schema of an Arrow IPC schema message."""
     return pa.ipc.read_schema(pa.py_buffer(data))
-
-
-def _cells(partition: Partition, name: str, slots: Ints) -> tuple[Ints, Ints]:
-    """Block indexes and rows of a column's cells; −1 for slot −1 too."""
-    cells = partition.cells.get(name)
-    if cells is None:
-        return np.full(len(slots), -1, np.int32), np.zeros(len(slots), np.int32)
-    return np.where(slots >= 0, cells.block.data[slots], np.int32(-1)), cells.row.data[slots]
-
-
-def _positions(used: Ints, blocks: Ints) -> Ints:
-    """Where in *used*, which is sorted, each of *blocks* is; −1 for missing."""
-    if len(used) == 1 and (blocks == used[0]).all():  # the usual case
-        return np.zeros(len(blocks), np.int32)
-    return np.where(blocks >= 0, np.searchsorted(used, blocks), -1).astype(np.int32)
-
-
-def _some_missing(cells: Cells) -> bool:
-    return bool((np.frombuffer(cells.block, np.int32) < 0).any())
-
-
-def _missing_rows(partition: Partition, ids: Sequence[str], slots: Ints, columns: Sequence[str]) -> MissingRows:
-    """What to tell who asks for rows or values that are not there."""
-    absent = {name: ~((slots >= 0) & partition.present(name, slots)) for name in columns}
-    missing = {
-        ids[row]: [name for name in columns if absent[name][row]]
-        for row in np.flatnonzero(np.logical_or.reduce([slots < 0, *absent.values()])).tolist()
-    }
-    first, lacks = next(iter(missing.items()))
-    slot = slots[ids.index(first)]
-    columns_of = f"columns {', '.join(map(repr, lacks))} of " if slot >= 0 else ""
-    cleared = slot >= 0 and any(_cells(partition, name, np.array([slot]))[0][0] == CLEARED for name in lacks)
-    why = "cleared, as retention asks" if cleared else "not written, or superseded and not written again"
-    if slot < 0:
-        why = "there is no such row: never put, or cleared whole"
-    more = f", and {len(missing) - 1} more samples" if len(missing) > 1 else ""
-    return MissingRows(
-        f"partition {partition.name!r}: {columns_of}sample {first!r}{more}: {why}; "
-        'pass missing="null" to get nulls',
-        missing,
-    )
