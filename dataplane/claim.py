@@ -65,9 +65,13 @@ class Claim:
         journal record: a crash leaves all or nothing. Raises LeaseLost, InputError.
         """
         failures = clean_text(dict(failed or {}))
-        ids = [i for i in self._open if i not in failures] if sample_ids is None else list(sample_ids)
+        ids = list(sample_ids if sample_ids is not None else self._open)
+        if failures and sample_ids is None:
+            ids = [sample_id for sample_id in ids if sample_id not in failures]
         self._plane._commit(self, ids, columns or {}, failures, lineage)
-        for sample_id in (*ids, *failures):
+        if len(ids) + len(failures) == len(self._open):  # the host refuses rows that are not open, and repeats
+            self._open.clear()
+        for sample_id in (*ids, *failures) if self._open else ():
             self._open.pop(sample_id, None)
 
     def is_all(self, ids: list[str], failed: Mapping[str, str]) -> bool:

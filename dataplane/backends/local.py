@@ -17,8 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-import pyarrow as pa
-
 from dataplane.backends.files import disk_errors, fsync_directory, locked, set_text, write_all
 from dataplane.backends.maps import map_private
 from dataplane.backends.spare import Spare
@@ -30,11 +28,14 @@ Durability = Literal["process", "power"]
 #: A new journal segment starts when the last one is larger.
 SEGMENT_BYTES = 64 << 20
 
+#: Smaller blocks are read: a map and its page faults would cost more.
+MAP_FROM_BYTES = 64 << 10
+
 
 class LocalStorage:
     """Blocks as files, the journal as segments. ``durability="power"`` adds fsync to every write."""
 
-    copies = False
+    maps_from: int | None = MAP_FROM_BYTES
     max_block_bytes: int | None = None
 
     def __init__(
@@ -131,12 +132,15 @@ class LocalStorage:
             if self.fsync:
                 fsync_directory(Path(target).parent)
 
-    def view(self, block: str) -> pa.Buffer:
-        return self.private(block)  # a map costs the same, and nobody can write through it to the file
+    def view(self, block: str) -> BytesLike:
+        return self._mapped(block, MAP_FROM_BYTES)
 
-    def private(self, block: str) -> pa.Buffer:
+    def private(self, block: str) -> BytesLike:
+        return self._mapped(block, 0)
+
+    def _mapped(self, block: str, least: int) -> BytesLike:
         try:
-            return map_private(self._file(block))
+            return map_private(self._file(block), least)
         except FileNotFoundError:
             raise BlockGone(block, self.url) from None
 

@@ -26,14 +26,17 @@ class _Map:
         weakref.finalize(self, _LIBC.munmap, address, size).atexit = False
 
 
-def map_private(path: str) -> pa.Buffer:
-    """The file at *path*, copy-on-write: writing there changes neither the file nor another map of it.
+def map_private(path: str, least: int = 0) -> pa.Buffer | bytes:
+    """The file at *path*, copy-on-write: writing there changes neither the file nor another map of it. A file of
+    less than *least* bytes is read instead.
 
     Raises OSError when the file cannot be opened, StoreError when it is empty or the process has too many maps.
     """
     fd = os.open(path, os.O_RDONLY)
     try:
         size = os.fstat(fd).st_size
+        if size < least:
+            return os.read(fd, size)
         address = _LIBC.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, fd, 0)
     finally:
         os.close(fd)

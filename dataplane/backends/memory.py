@@ -14,7 +14,7 @@ class MemoryStorage:
     """Blocks in a dict, the journal in a bytearray. Closing gives up the lock and keeps the data."""
 
     url = location = "memory://"
-    copies = False
+    maps_from: int | None = 0
     max_block_bytes: int | None = None
 
     def __init__(self) -> None:

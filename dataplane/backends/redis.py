@@ -48,7 +48,7 @@ class RedisStorage:
     server that syncs its append-only file always. Raises InputError, and StoreError for one that cannot keep a store.
     """
 
-    copies = True
+    maps_from: int | None = None
 
     def __init__(self, url: str, durability: str = "process", create: bool = True) -> None:
         self._name = f"opd-{secrets.token_hex(8)}"

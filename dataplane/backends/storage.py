@@ -57,8 +57,8 @@ class Storage(Protocol):
     #: The same for another process to open it: with the password, if there is one.
     location: str
 
-    #: Whether ``view`` costs memory (a copy from elsewhere) rather than a map of what is there anyway.
-    copies: bool
+    #: From how many bytes on ``view`` is a map of what is there anyway; of less, it costs memory. None: it always does.
+    maps_from: int | None
 
     #: Larger blocks are refused before anything is sent; None for no limit.
     max_block_bytes: int | None

@@ -1,7 +1,7 @@
 """Blocks: from columns to the bytes of an Arrow IPC file, and back under suspicion.
 
-A block is one record batch with the columns of one ``put`` and, last, ``sample_id``. Writing copies nothing: the
-parts handed to the backend are the arrays' own buffers. Reading trusts nothing: length, schema and row count must
+A block is one record batch with the columns of one ``put`` and, last, ``sample_id``. Writing copies nothing large:
+the parts handed to the backend are the arrays' own buffers. Reading trusts nothing: length, schema and row count must
 be what the journal says, and the first time a process reads a column of a block it checks the column's checksum
 and runs Arrow's full validation over it, so that a damaged or hostile file is an error and not a crash.
 """
@@ -27,8 +27,11 @@ from schemas.records import Block
 #: Parsed blocks kept for the next read; each holds one memory map (the kernel allows 65,530 a process).
 MAX_OPEN = 2048
 
-#: Bytes kept where each open block is a copy in memory.
+#: Bytes kept of open blocks that are no maps but copies in memory.
 MAX_OPEN_BYTES = 256 << 20
+
+#: The values of a smaller block are copied on their way to the file: one piece costs less than many.
+_COPY_BELOW = 64 << 10
 
 _OPTIONS = pa.ipc.IpcWriteOptions(allow_64bit=True)
 
@@ -37,19 +40,34 @@ _SAMPLE_ID = pa.field(SAMPLE_ID, pa.string())
 
 def lay_out(schema: pa.Schema, columns: Mapping[str, pa.Array], ids: Sequence[str]) -> tuple[Block, list[BytesLike]]:
     """A block of *columns* (typed by *schema*, a value per id), and the parts of its file."""
-    fields = [*(schema.field(name) for name in columns), _SAMPLE_ID]
     arrays = [*map(canonical, columns.values()), pa.array(ids, pa.string())]
-    sink = _Parts()
-    with pa.PythonFile(sink, mode="w") as file, pa.ipc.new_file(file, pa.schema(fields), options=_OPTIONS) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=pa.schema(fields)))
+    fields = pa.schema([*(schema.field(name) for name in columns), _SAMPLE_ID])
+    batch = pa.RecordBatch.from_arrays(arrays, schema=fields)
+    parts = _together(batch) if sum(array.nbytes for array in arrays) < _COPY_BELOW else _apart(batch)
     block = Block(
         id=_new_id(),
-        size_bytes=sink.size,
+        size_bytes=sum(map(len, parts)),  # type: ignore[arg-type]  # bytes or pyarrow.Buffer
         rows=len(ids),
-        columns=tuple(field.name for field in fields),
+        columns=(*columns, SAMPLE_ID),
         checksums=tuple(map(checksum, arrays)),
     )
-    return block, sink.parts
+    return block, parts
+
+
+def _together(batch: pa.RecordBatch) -> list[BytesLike]:
+    """A file in one piece."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema, options=_OPTIONS) as writer:
+        writer.write_batch(batch)
+    return [sink.getvalue()]
+
+
+def _apart(batch: pa.RecordBatch) -> list[BytesLike]:
+    """A file in the pieces that it consists of, the values where they are."""
+    sink = _Parts()
+    with pa.PythonFile(sink, mode="w") as file, pa.ipc.new_file(file, batch.schema, options=_OPTIONS) as writer:
+        writer.write_batch(batch)
+    return sink.parts
 
 
 def write(storage: Storage, schema: pa.Schema, columns: Mapping[str, pa.Array], ids: Sequence[str]) -> Block:
@@ -81,13 +99,10 @@ class _Parts:
 
     def __init__(self) -> None:
         self.parts: list[BytesLike] = []
-        self.size = 0
 
     def write(self, part: BytesLike) -> int:
-        length = len(part)  # type: ignore[arg-type]  # bytes or pyarrow.Buffer
         self.parts.append(part)
-        self.size += length
-        return length
+        return len(part)  # type: ignore[arg-type]  # bytes or pyarrow.Buffer
 
     def writable(self) -> bool:
         return True
@@ -114,8 +129,8 @@ def decode(block: Block, data: BytesLike) -> pa.RecordBatch:
     if size != block.size_bytes:
         raise CorruptData(f"block {block.id}: expected {block.size_bytes} bytes, got {size}; it was cut or overwritten")
     try:
-        batch = read_batch(pa.py_buffer(data))
-        named = tuple(batch.schema.names) == block.columns and len(block.checksums) == len(block.columns)
+        head, batch = read_batch(pa.py_buffer(data))
+        named = head.names == block.columns and len(block.checksums) == len(block.columns)
     except (pa.ArrowException, OSError, ValueError, IndexError, struct.error) as error:
         raise CorruptData(f"block {block.id}: not a readable Arrow file ({error})") from None
     if not named or batch.num_rows != block.rows:
@@ -166,7 +181,8 @@ class BlockReader:
 
     def _keep(self, block: Block) -> pa.RecordBatch:
         batch = decode(block, self._storage.view(block.id))
-        cost = block.size_bytes if self._storage.copies else 0
+        mapped = self._storage.maps_from
+        cost = block.size_bytes if mapped is None or block.size_bytes < mapped else 0
         with self._guard:
             if block.id not in self._open:
                 self._open[block.id] = batch, cost

@@ -80,7 +80,8 @@ class Catalog:
     def end_leases(self, now: float) -> None:
         """Leases whose time has passed are over, for what a follower shows."""
         for lease in self.leases.expired(now):
-            self._leave_lease(lease.claim, lease.partition, lease.task, lease.numbers)
+            partition = self.partitions[lease.partition]
+            self._leave_lease(lease.claim, partition, lease.task, lease.numbers, partition.slots(lease.numbers))
 
     def covered(self) -> int:
         """The last step that a checkpoint covers, or 0."""
@@ -132,19 +133,24 @@ class Catalog:
         self.leases.renew(record.claim, record.time + record.lease_s)
 
     def _released(self, record: records.Released) -> Touched:
-        return self._leave_lease(record.claim, record.partition, record.task, from_runs(record.runs))
+        partition, numbers = self.partitions[record.partition], from_runs(record.runs)
+        slots = partition.slots(numbers)
+        self._leave_lease(record.claim, partition, record.task, numbers, slots)
+        return Touched(partition, slots, (record.task,), values=False)
 
     def _committed(self, record: records.Committed) -> Touched:
         partition = self.partitions[record.partition]
         numbers = from_runs(record.runs)
-        failed = np.fromiter(record.failed, dtype=np.int64, count=len(record.failed))
-        slots, failed_slots = partition.slots(numbers), partition.slots(failed)
+        slots = partition.slots(numbers)
         if record.block is not None:
             self._write(partition, slots, record.block, record)
         partition.tasks[record.task].done.data[slots] = True
-        partition.fail(failed_slots, list(record.failed.values()), record.task)
-        self._leave_lease(record.claim, record.partition, record.task, np.concatenate((numbers, failed)))
-        if len(failed_slots):
+        self._leave_lease(record.claim, partition, record.task, numbers, slots)
+        if record.failed:
+            failed = np.fromiter(record.failed, dtype=np.int64, count=len(record.failed))
+            failed_slots = partition.slots(failed)
+            partition.fail(failed_slots, list(record.failed.values()), record.task)
+            self._leave_lease(record.claim, partition, record.task, failed, failed_slots)
             return Touched(partition, np.concatenate((slots, failed_slots)))
         written = record.block.columns if record.block is not None else ()
         readers = [task.name for task in partition.tasks.values() if task.read_of(written)]
@@ -223,14 +229,12 @@ class Catalog:
         index = self.blocks.add(block, partition.name, record.time, record.lineage)
         self.blocks.release(partition.write(slots, columns, index))
 
-    def _leave_lease(self, claim: str, partition_name: str, task_name: str, numbers: Ints) -> Touched:
-        partition = self.partitions[partition_name]
-        slots = partition.slots(numbers)
-        partition.tasks[task_name].claimed.data[slots] = False
+    def _leave_lease(self, claim: str, partition: Partition, task: str, numbers: Ints, slots: Ints) -> None:
+        """These rows, at their *slots*, are held no longer."""
+        partition.tasks[task].claimed.data[slots] = False
         lease = self.leases.get(claim)
         if lease is not None:
             self.leases.drop(lease, numbers)
-        return Touched(partition, slots, (task_name,), values=False)
 
     def _end_leases(self, partition: Partition, tasks: Sequence[str], slots: Ints) -> None:
         """Rows that somebody else decided about leave the leases they are in."""

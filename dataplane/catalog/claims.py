@@ -160,28 +160,36 @@ class ClaimHost(CatalogReader):
         """The claim's lease, and the numbers of the rows that are done and of those that failed."""
         lease = self._lease(request.claim)
         found = self._partition(lease.partition)
-        failed = found.find(request.failed)
+        if request.ids is None and not request.failed and lease.whole:  # the usual commit
+            done, failed = lease.granted, lease.granted[:0]
+        else:
+            done, failed = self._leaving(request, lease, found)
+        if request.block is not None:
+            own = set(found.tasks[lease.task].writes)  # an attempt that died may have left some: they are replaced
+            check_known(found, request.block.columns[:-1])
+            others = [name for name in request.block.columns[:-1] if name not in own]
+            if others:
+                check_absent(found, found.slots(done), others)
+        return lease, done, failed
+
+    def _leaving(self, request: CommitRequest, lease: Lease, partition: Partition) -> tuple[Ints, Ints]:
+        """The numbers of rows that are done and of those that failed; all must be in the lease."""
+        failed = partition.find(request.failed)
         if request.ids is None:
-            numbers = np.concatenate((lease.granted[not_in(lease.granted, failed)], failed))
+            done = lease.granted[not_in(lease.granted, failed)]
         else:
             check_unique([*request.ids, *request.failed])
-            numbers = np.concatenate((found.find(request.ids), failed))
-        done = len(numbers) - len(failed)
-        lost = np.flatnonzero(not_in(numbers, lease.numbers))
+            done = partition.find(request.ids)
+        lost = np.flatnonzero(not_in(np.concatenate((done, failed)), lease.numbers))
         if len(lost):
-            sample_id = [*(request.ids or found.names(numbers[:done])), *request.failed][lost[0]]
+            sample_id = [*(request.ids or partition.names(done)), *request.failed][lost[0]]
             raise LeaseLost(
                 f"sample {sample_id!r} is not (or no longer) in claim {lease.claim} of task {lease.task!r}; "
                 "what was computed for it is thrown away"
             )
         for error in request.failed.values():
             check_error(error)
-        if request.block is not None:
-            own = set(found.tasks[lease.task].writes)  # an attempt that died may have left some: they are replaced
-            check_known(found, request.block.columns[:-1])
-            others = [name for name in request.block.columns[:-1] if name not in own]
-            check_absent(found, found.slots(numbers[:done]), others)
-        return lease, numbers[:done], numbers[done:]
+        return done, failed
 
     def progress(self, partition: str) -> messages.Progress:
         with self._guard:

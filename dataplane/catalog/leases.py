@@ -28,6 +28,11 @@ class Lease:
     def __post_init__(self) -> None:
         self.granted = self.numbers
 
+    @property
+    def whole(self) -> bool:
+        """Whether no row has left it yet."""
+        return self.numbers is self.granted
+
 
 class Leases:
     """Every lease that is not over, by claim."""
@@ -54,7 +59,9 @@ class Leases:
 
     def drop(self, lease: Lease, numbers: Ints) -> None:
         """These rows leave the lease; it is over when none is left."""
-        lease.numbers = lease.numbers[not_in(lease.numbers, numbers)]
+        left = not_in(lease.numbers, numbers)
+        if not left.all():
+            lease.numbers = lease.numbers[left]
         if not len(lease.numbers):
             self._leases.pop(lease.claim, None)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from dataplane.catalog.blocktable import BlockTable
 from dataplane.catalog.partition import CLEARED, Partition
-from dataplane.numbers import Ints, distinct
+from dataplane.numbers import Ints, as_slice, distinct
 from schemas.columns import SAMPLE_ID
 from schemas.errors import MissingRows
 from schemas.messages import Cells, Located
@@ -18,7 +18,8 @@ def located(partition: Partition, slots: Ints, columns: Sequence[str], table: Bl
     """Cells of *columns* for the rows at these slots; −1 for slot −1."""
     ids = partition.ids_at(slots) if SAMPLE_ID in columns else []
     lie: dict[tuple[bytes, bytes], int] = {}  # columns that were written together lie alike: they are told once
-    each = [cells_of(partition, name, slots) for name in columns]
+    at = as_slice(slots)
+    each = [cells_of(partition, name, at, len(slots)) for name in columns]
     where = [lie.setdefault((blocks.tobytes(), rows.tobytes()), len(lie)) for blocks, rows in each]
     once = [(np.frombuffer(blocks, np.int32), rows) for blocks, rows in lie]
     named = {index for blocks, _ in once for index in distinct(blocks)}
@@ -27,12 +28,13 @@ def located(partition: Partition, slots: Ints, columns: Sequence[str], table: Bl
     return Located([table[index] for index in used.tolist()], cells, where, len(slots), ids)
 
 
-def cells_of(partition: Partition, name: str, slots: Ints) -> tuple[Ints, Ints]:
-    """Block indexes and rows of a column's cells; −1 for slot −1 too."""
+def cells_of(partition: Partition, name: str, slots: Ints | slice, count: int) -> tuple[Ints, Ints]:
+    """Block indexes and rows of a column's cells at *count* slots; block −1 for slot −1 too."""
     cells = partition.cells.get(name)
     if cells is None:
-        return np.full(len(slots), -1, np.int32), np.zeros(len(slots), np.int32)
-    return np.where(slots >= 0, cells.block.data[slots], np.int32(-1)), cells.row.data[slots]
+        return np.full(count, -1, np.int32), np.zeros(count, np.int32)
+    blocks = cells.block.data[slots]
+    return blocks if isinstance(slots, slice) else np.where(slots >= 0, blocks, np.int32(-1)), cells.row.data[slots]
 
 
 def _positions(used: Ints, blocks: Ints) -> Ints:
@@ -55,9 +57,10 @@ def missing_rows(partition: Partition, ids: Sequence[str], slots: Ints, columns:
         for row in np.flatnonzero(np.logical_or.reduce([slots < 0, *absent.values()])).tolist()
     }
     first, lacks = next(iter(missing.items()))
-    slot = slots[ids.index(first)]
+    row = ids.index(first)
+    slot = slots[row]
     columns_of = f"columns {', '.join(map(repr, lacks))} of " if slot >= 0 else ""
-    cleared = slot >= 0 and any(cells_of(partition, name, np.array([slot]))[0][0] == CLEARED for name in lacks)
+    cleared = slot >= 0 and any(cells_of(partition, name, slots[[row]], 1)[0][0] == CLEARED for name in lacks)
     why = "cleared, as retention asks" if cleared else "not written, or superseded and not written again"
     if slot < 0:
         why = "there is no such row: never put, or cleared whole"

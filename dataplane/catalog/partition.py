@@ -19,7 +19,7 @@ from itertools import repeat
 import numpy as np
 import pyarrow as pa
 
-from dataplane.numbers import Bools, Grown, Ints
+from dataplane.numbers import Bools, Grown, Ints, as_slice
 
 #: Packing starts when more rows are dead than alive, and at least this many.
 _PACK_AT = 4096
@@ -100,6 +100,11 @@ class Partition:
         """Every row's slot, in row order."""
         return np.flatnonzero(self.live.data[: self.size])
 
+    def failed_slots(self) -> Ints:
+        """The slots of rows that failed, in row order; of all rows they are few."""
+        slots = self.slots(np.array(sorted(self.errors), dtype=np.int64))
+        return slots[slots >= 0]
+
     def ids_at(self, slots: Ints) -> list[str]:
         """Sample ids of slots."""
         return [self.ids[slot] for slot in slots.tolist()]
@@ -136,7 +141,7 @@ class Partition:
         """Row i of *block* holds *columns* of ``slots[i]``. Gives ``(block, rows)`` pairs that nothing shows now."""
         names = list(columns)
         before = self._blocks(slots, names)
-        where, rows, held = _as_slice(slots), np.arange(len(slots), dtype=np.int32), before >= 0
+        where, rows, held = as_slice(slots), np.arange(len(slots), dtype=np.int32), before >= 0
         for name in names:
             cells = self.cells[name]
             cells.block.data[where] = block
@@ -258,7 +263,7 @@ class Partition:
         yield from self.attached
 
     def _count_missing(self, column: str, slots: Ints, changed: Bools, by: int) -> None:
-        where = _as_slice(slots) if changed.all() else slots[changed]
+        where = as_slice(slots) if changed.all() else slots[changed]
         for task in self.tasks.values():
             if column in task.reads:
                 task.missing.data[where] += by
@@ -288,14 +293,6 @@ class Partition:
         self.ids = self.ids_at(live)
         self.size = len(live)
         self.packed += 1
-
-
-def _as_slice(slots: Ints) -> Ints | slice:
-    """Neighbouring slots as a slice, which numpy fills much faster."""
-    count = len(slots)
-    if count and int(slots[-1]) - int(slots[0]) == count - 1 and (count < 3 or (np.diff(slots) == 1).all()):
-        return slice(int(slots[0]), int(slots[-1]) + 1)
-    return slots
 
 
 def _pairs(blocks: Ints, width: int) -> Ints:

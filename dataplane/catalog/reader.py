@@ -136,13 +136,13 @@ class CatalogReader:
 
     def _narrowed(self, partition: Partition, sealed: bool | None, failed: bool | None, step: int | None) -> Ints:
         """Live rows that meet these conditions, the ones that most rows of a long run do not meet first."""
-        slots = partition.live_slots()
+        slots = partition.failed_slots() if failed else partition.live_slots()
         if step is not None:
             slots = slots[partition.step.data[slots] == step]
         if sealed is not None:
             slots = slots[(partition.step.data[slots] > 0) == sealed]
-        if failed is not None:
-            slots = slots[partition.failed.data[slots] == failed]
+        if failed is False:
+            slots = slots[~partition.failed.data[slots]]
         return slots
 
     def progress(self, partition: str) -> messages.Progress:
@@ -227,7 +227,7 @@ class CatalogReader:
     def _values(self, partition: Partition, column: str, slots: Ints) -> pa.Array:
         """Values of a scalar column at these slots: what the host reads of blocks, to narrow claims."""
         field = partition.schema.field(column)
-        blocks, rows = cells_of(partition, column, slots)
+        blocks, rows = cells_of(partition, column, slots, len(slots))
         table = self._catalog.blocks
         return owned(field, Places(blocks, rows).gather(field, lambda index: self._blocks.column(table[index], field)))
 

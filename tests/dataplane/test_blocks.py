@@ -48,12 +48,32 @@ def test_a_block_is_an_ordinary_arrow_file() -> None:
     assert (block.size_bytes, block.rows) == (len(data), 3)
 
 
-def test_writing_copies_no_large_buffer() -> None:
+def test_writing_copies_no_large_buffer_and_lays_small_ones_together() -> None:
     values = np.arange(100_000, dtype=np.int32)
     column = pa.LargeListArray.from_arrays(pa.array([0, 100_000]), pa.array(values))
-    _, parts = lay_out(SCHEMA, {"input_ids": column}, ["x"])
+    block, parts = lay_out(SCHEMA, {"input_ids": column}, ["x"])
     largest = max(parts, key=len)
     assert largest.address == values.ctypes.data
+    whole = pa.ipc.open_file(b"".join(parts)).read_all()
+    assert whole.to_pydict() == {"input_ids": [values.tolist()], "sample_id": ["x"]}
+    assert decode(block, b"".join(parts)).column(0).equals(column)
+    assert len(lay_out(SCHEMA, COLUMNS, IDS)[1]) == 1
+
+
+@pytest.mark.parametrize("place", [0, -1], ids=["begin", "end"])
+def test_a_file_that_does_not_begin_or_end_as_arrow_files_do_is_corrupt(place: int) -> None:
+    block, data = written()
+    damaged = bytearray(data)
+    damaged[place] ^= 1
+    with pytest.raises(CorruptData, match="not a readable Arrow file"):
+        decode(block, bytes(damaged))
+
+
+def test_a_file_whose_schema_was_damaged_is_corrupt_though_its_kind_was_read_before() -> None:
+    block, data = written()
+    decode(block, data)
+    with pytest.raises(CorruptData):
+        decode(block, data.replace(b"prompt", b"prompf"))
 
 
 @pytest.mark.parametrize("array", SAMPLES, ids=lambda array: str(array.type))

@@ -40,11 +40,9 @@ class Waiting:
 
     def call(self, role: str, method: str, *arguments: Any, what: str) -> Any:
         """Run a method of a role; its result."""
-        began = time.thread_time()
-        call = self.executor.submit(role, method, *arguments)
-        self._elsewhere_s += time.thread_time() - began
-        self.until(call.done, what)
-        return call.result()
+        call = self._executors(self.executor.submit, role, method, *arguments)
+        self._wait(call.done, what)
+        return self._executors(call.result)
 
     def on_change(self, check: Callable[[], bool]) -> Callable[[], bool]:
         """*check*, asked again only when the store has changed."""
@@ -62,24 +60,32 @@ class Waiting:
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Return when it *holds*. Raises DeadlinePassed, naming *what* was waited for."""
+        self._wait(lambda: self._own(holds), what)
+
+    def _wait(self, holds: Callable[[], bool], what: str) -> None:
         self.what, self.since, self._told = what, self.clock(), False
         self.report.waiting(what)
-        own_s = 0.0
-
-        def timed(work: Callable[[], bool]) -> bool:
-            nonlocal own_s
-            began = time.thread_time()
-            answer = work()
-            own_s += time.thread_time() - began
-            return answer
-
-        began = time.thread_time()
-        self.executor.wait(
-            lambda: timed(holds), what, deadline_s=self.deadline_s, meanwhile=lambda: timed(self._between)
+        self._executors(
+            self.executor.wait, holds, what, deadline_s=self.deadline_s, meanwhile=lambda: self._own(self._between)
         )
-        self._elsewhere_s += time.thread_time() - began - own_s
         if self._told:
             self.plane.event("waited", what=what, seconds=round(self.clock() - self.since, 1))
+
+    def _executors(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Do what is the executor's; its seconds are not the controller's."""
+        began = time.thread_time()
+        try:
+            return work(*arguments, **named)
+        finally:
+            self._elsewhere_s += time.thread_time() - began
+
+    def _own(self, work: Callable[[], bool]) -> bool:
+        """Do, inside the executor's wait, what is the controller's after all."""
+        began = time.thread_time()
+        try:
+            return work()
+        finally:
+            self._elsewhere_s -= time.thread_time() - began
 
     def take_elsewhere_seconds(self) -> float:
         """Processor seconds since the last call that were the executor's, not the controller's."""
