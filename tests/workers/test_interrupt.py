@@ -25,6 +25,14 @@ def recipe(checkpoints, prompt_file, tmp_path) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Runs are started so that SIGINT reaches them, also where the tests themselves are a job in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def start(recipe: Path, run_dir: Path, *flags: str) -> subprocess.Popen[str]:
     """``opd run`` at the head of a process group of its own."""
     command = [sys.executable, "-m", "workers.cli.app", "run", str(recipe), "--run-dir", str(run_dir), *flags]
