@@ -124,6 +124,11 @@ class ReadySet:
         np.add.at(self._counts, positions >> _CHUNK_BITS, np.where(wanted, 1, -1))
         self._size += 2 * int(np.count_nonzero(wanted)) - len(wanted)
 
+    def has(self, positions: Ints) -> Bools:
+        """Which of these are members; negative ones are not."""
+        there = (positions >= 0) & (positions < len(self.bits))
+        return self.bits[positions] if there.all() else self.bits[np.where(there, positions, 0)] & there
+
     def first(self, limit: int | None) -> Ints:
         """The smallest *limit* members, rising; all of them for None."""
         if limit is None:

@@ -55,9 +55,10 @@ class Batch:
 
     def array(self, name: str) -> pa.Array:
         """Column *name* as one Arrow array."""
-        if name not in self:
-            raise InputError(f"batch has no column {name!r}{did_you_mean(name, self.table.column_names)}")
-        column = self.table.column(name)
+        try:
+            column = self.table.column(name)
+        except KeyError:
+            raise InputError(f"batch has no column {name!r}{did_you_mean(name, self.table.column_names)}") from None
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
     def values(self, name: str) -> list[Any]:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
+from schemas.batch import Batch
 from schemas.config.job import DataSource
 from schemas.errors import InputError
 
@@ -23,34 +26,54 @@ from schemas.errors import InputError
 LISTED = 10
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """One data row, ready to be admitted."""
+#: Alias of the teacher that an agent is routed to.
+Route = Callable[[str], str | None]
+
+
+class Prompt(NamedTuple):
+    """One data row, ready to be admitted: the values of the columns of these names."""
 
     prompt_id: str
-    text: str
+    prompt: str
     messages: str | None
     answer: str | None
     agent: str
     checker: str
 
 
+#: A column of all prompts may hold more than the 2 GiB of text that small offsets reach.
+_TEXT = pa.large_string()
+
+
 @dataclass
 class PromptSet:
-    """The usable rows of some sources, and a line about each row that is not."""
+    """The usable rows of some sources, columns as in :class:`Prompt`, and a line about each row that is not."""
 
-    prompts: list[Prompt] = field(default_factory=list)
+    table: pa.Table
     rejected: list[str] = field(default_factory=list)
 
-    def agents(self) -> list[str]:
-        return sorted({prompt.agent for prompt in self.prompts})
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], rejected: list[str] | None = None) -> PromptSet:
+        """These rows."""
+        columns = dict(zip(Prompt._fields, zip(*prompts, strict=True) if prompts else repeat(()), strict=False))
+        schema = pa.schema([(name, _TEXT) for name in columns])
+        return cls(Batch.of([prompt.prompt_id for prompt in prompts], columns, schema).table, rejected or [])
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def routed(self, route: Route) -> PromptSet:
+        """With the column ``teacher``. Raises what *route* raises for an agent that it does not know."""
+        agents = self.table.column("agent").combine_chunks().dictionary_encode()
+        teachers = pa.array([route(agent) for agent in agents.dictionary.to_pylist()], _TEXT)
+        return replace(self, table=self.table.append_column("teacher", teachers.take(agents.indices)))
 
     def left_out(self, what: str) -> list[str]:
         """A line about each of the first rows that cannot be used, and one about all of them."""
         if not self.rejected:
             return []
-        rows = len(self.prompts) + len(self.rejected)
-        summary = f"{what}: {len(self.rejected):,} of {rows:,} rows left out, {len(self.prompts):,} used"
+        rows = len(self) + len(self.rejected)
+        summary = f"{what}: {len(self.rejected):,} of {rows:,} rows left out, {len(self):,} used"
         return [*(f"prompt left out: {line}" for line in self.rejected[:LISTED]), summary]
 
 
@@ -60,20 +83,21 @@ class UnusableRow(ValueError):
 
 def load_prompts(sources: Sequence[DataSource], what: str) -> PromptSet:
     """Every row of *sources*. Raises InputError when a source is missing or nothing can be used."""
-    found = PromptSet()
+    prompts: list[Prompt] = []
+    rejected: list[str] = []
     names = _short_names(sources)
     for source, name in zip(sources, names, strict=True):
         for where, number, row in _rows(source):
             try:
-                found.prompts.append(_prompt(row, source, f"{name}:{number}"))
+                prompts.append(_prompt(row, source, f"{name}:{number}"))
             except UnusableRow as reason:
-                found.rejected.append(f"{where}: {reason}")
-    if sources and not found.prompts:
-        listed = "".join(f"\n  {line}" for line in found.rejected[:5])
+                rejected.append(f"{where}: {reason}")
+    if sources and not prompts:
+        listed = "".join(f"\n  {line}" for line in rejected[:5])
         origin = ", ".join(source.path or str(source.generator) for source in sources)
         why = f"; expected an object with prompt, answer and agent in each line{listed}" if listed else " (it is empty)"
         raise InputError(f"{what}: no usable prompt in {origin}{why}")
-    return found
+    return PromptSet.of(prompts, rejected)
 
 
 def _short_names(sources: Sequence[DataSource]) -> list[str]:
@@ -118,7 +142,7 @@ def _prompt(row: Any, source: DataSource, prompt_id: str) -> Prompt:
     plain = len(messages) == 1 and messages[0]["role"] == "user"
     return Prompt(
         prompt_id=prompt_id,
-        text=messages[-1]["content"],
+        prompt=messages[-1]["content"],
         messages=None if plain else json.dumps(messages, ensure_ascii=False),
         answer=_answer(row, source.answer_field),
         agent=_agent(row, source),
@@ -176,16 +200,23 @@ def _agent(row: dict[str, Any], source: DataSource) -> str:
 
 
 class Order:
-    """Which prompt the k-th admission takes: a fresh permutation each epoch, decided by the seed alone."""
+    """Which of so many prompts each admission takes: a fresh permutation each epoch, decided by the seed alone."""
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
+    def __init__(self, prompts: int, seed: int) -> None:
         self.prompts = prompts
         self.seed = seed
-        self._epoch, self._permutation = -1, list[int]()
+        self._epoch, self._permutation = -1, np.empty(0, np.int64)
 
-    def __getitem__(self, admission: int) -> Prompt:
-        epoch, position = divmod(admission, len(self.prompts))
+    def rows(self, first: int, count: int) -> list[int]:
+        """The rows of *count* admissions from *first* on."""
+        found: list[int] = []
+        while count:
+            epoch, position = divmod(first, self.prompts)
+            some = self._of(epoch)[position : position + count].tolist()
+            found, first, count = found + some, first + len(some), count - len(some)
+        return found
+
+    def _of(self, epoch: int) -> np.ndarray:
         if epoch != self._epoch:
-            self._permutation = np.random.default_rng([self.seed, epoch]).permutation(len(self.prompts)).tolist()
-            self._epoch = epoch
-        return self.prompts[self._permutation[position]]
+            self._epoch, self._permutation = epoch, np.random.default_rng([self.seed, epoch]).permutation(self.prompts)
+        return self._permutation

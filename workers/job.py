@@ -15,11 +15,10 @@ from schemas.config.resolved import resolved_text, save_resolved, versions, with
 from schemas.errors import InputError
 from stages.checkers import find_checker
 from stages.routing import TeacherConfig, resolve_reference_aliases, teacher_configs, teacher_configs_by_index
-from workers.control.admission import Route
 from workers.control.controller import Controller
 from workers.control.validation import Validation
 from workers.control.window import Window
-from workers.data import Order, PromptSet, load_prompts
+from workers.data import PromptSet, Route, load_prompts
 from workers.executors import Executor, RoleSpec
 from workers.partitions import create_partitions, store_vocabulary
 from workers.reports.report import Reporter
@@ -40,7 +39,6 @@ class Inputs:
     train: PromptSet
     validation: PromptSet
     tokenizer: HFTokenizer
-    route: Route
 
 
 def read_inputs(config: RunConfig) -> Inputs:
@@ -50,14 +48,13 @@ def read_inputs(config: RunConfig) -> Inputs:
     for source in (*config.data.train, *config.data.validation):
         find_checker(source.checker)
     route = routing(config)
-    for agent in sorted({*train.agents(), *held_out.agents()}):
-        route(agent)
+    train, held_out = train.routed(route), held_out.routed(route)
     _check_checkpoints(config)
     check_teachers(config)
     tokenizer = HFTokenizer(config.policy.tokenizer or config.policy.model)
     for teacher in teacher_configs(config.on_policy_distillation):
         refuse_other_vocabulary(tokenizer, HFTokenizer(teacher.model_name), teacher.alias)
-    return Inputs(train, held_out, tokenizer, route)
+    return Inputs(train, held_out, tokenizer)
 
 
 def routing(config: RunConfig) -> Route:
@@ -168,9 +165,8 @@ def _controller(
         plane,
         executor,
         run_dir,
-        prompts=Order(inputs.train.prompts, config.run.seed),
-        route=inputs.route,
+        prompts=inputs.train.table,
         window=Window(plane, config, needed),
-        validation=Validation(config, inputs.validation.prompts, len(inputs.tokenizer.vocabulary)),
+        validation=Validation(config, inputs.validation.table, len(inputs.tokenizer.vocabulary)),
         report=report,
     )

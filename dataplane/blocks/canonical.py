@@ -8,8 +8,8 @@ and row count imply, so that padding and sharing do not matter and any backend g
 from __future__ import annotations
 
 from collections.abc import Iterator
+from struct import unpack_from
 
-import numpy as np
 import pyarrow as pa
 import xxhash
 
@@ -105,6 +105,6 @@ def _first_and_last(array: pa.Array) -> tuple[int, int]:
     """The first and last offset of a list or text array that starts at offset 0."""
     if len(array) == 0:
         return 0, 0
-    dtype = np.int64 if _offset_width(array.type) == 8 else np.int32
-    offsets = np.frombuffer(array.buffers()[1], dtype=dtype, count=len(array) + 1)
-    return int(offsets[0]), int(offsets[-1])
+    width, offsets = _offset_width(array.type), array.buffers()[1]
+    number = "<q" if width == 8 else "<i"
+    return unpack_from(number, offsets)[0], unpack_from(number, offsets, width * len(array))[0]

@@ -27,12 +27,13 @@ _PUT_IDS = 65_536
 class Touched(NamedTuple):
     """Rows whose readiness (and *values*) a record may have changed; ``tasks`` None means for every task.
 
-    *moved*: only where the values lie.
+    *columns*: those that it wrote, if it is known for which tasks that matters. *moved*: only where the values lie.
     """
 
     partition: Partition
     slots: Ints
     tasks: tuple[str, ...] | None = None
+    columns: tuple[str, ...] = ()
     values: bool = True
     moved: bool = False
 
@@ -115,7 +116,8 @@ class Catalog:
             self.put_ids[record.put_id] = None
             if len(self.put_ids) > _PUT_IDS:
                 self.put_ids.popitem(last=False)
-        return Touched(partition, slots)
+        columns = record.block.columns
+        return Touched(partition, slots, tuple(partition.waiting_for(columns)), columns)
 
     def _claimed(self, record: records.Claimed) -> Touched:
         partition = self.partitions[record.partition]
@@ -153,8 +155,7 @@ class Catalog:
             self._leave_lease(record.claim, partition, record.task, failed, failed_slots)
             return Touched(partition, np.concatenate((slots, failed_slots)))
         written = record.block.columns if record.block is not None else ()
-        readers = [task.name for task in partition.tasks.values() if task.read_of(written)]
-        return Touched(partition, slots, (record.task, *readers))
+        return Touched(partition, slots, (record.task, *partition.waiting_for(written)), written)
 
     def _failed(self, record: records.Failed) -> Touched:
         partition = self.partitions[record.partition]

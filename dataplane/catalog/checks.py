@@ -60,7 +60,7 @@ def check_unique(ids: Sequence[str]) -> None:
 
 def check_absent(partition: Partition, slots: Ints, columns: Sequence[str]) -> None:
     """Columns that these rows do not have yet."""
-    for column in columns:
+    for column in columns if len(slots) else ():
         present = partition.present(column, slots)
         if present.any():
             sample_id = partition.ids[slots[np.argmax(present)]]

@@ -250,7 +250,8 @@ class ClaimHost(CatalogReader):
         if touched is None:
             return
         for (partition, task), queue in self._queues.items():
-            if partition == touched.partition.name and (touched.tasks is None or task in touched.tasks):
+            concerned = touched.tasks is None or task in touched.tasks or queue.narrows_by(touched.columns)
+            if concerned and partition == touched.partition.name:
                 queue.touched(touched.slots)
 
     def _queue(self, partition: Partition, task: str) -> TaskQueue:

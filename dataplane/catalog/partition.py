@@ -84,6 +84,8 @@ class Partition:
 
     def slots(self, numbers: Ints) -> Ints:
         """Slots of row numbers; −1 for rows that are gone."""
+        if len(self.index) == self.next_number:  # none is
+            return numbers
         if not self.packed:
             slots = numbers
         else:
@@ -239,6 +241,10 @@ class Partition:
         """Whether each of these rows has a value in column *name*."""
         cells = self.cells.get(name)
         return np.zeros(len(slots), np.bool_) if cells is None else cells.block.data[slots] >= 0
+
+    def waiting_for(self, columns: Collection[str]) -> list[str]:
+        """Tasks whose rows may become ready when *columns* come."""
+        return [task.name for task in self.tasks.values() if not task.reads or task.read_of(columns)]
 
     def needing(self, blocks: Sequence[int]) -> Ints:
         """Slots of rows with a visible value in one of *blocks*."""

@@ -48,6 +48,10 @@ class TaskQueue:
         if self._groups is not None:
             self._groups.touched(self.partition.numbers_at(slots))
 
+    def narrows_by(self, columns: Sequence[str]) -> bool:
+        """Whether claims were narrowed by one of *columns*."""
+        return any(name in columns for names in self._where for name in names)
+
     def select(self, request: ClaimRequest, members: Ints | None) -> Ints:
         """Row numbers to claim: in row order, or in the order of *members*, a step's."""
         if members is not None:
@@ -61,7 +65,7 @@ class TaskQueue:
     def is_ready(self, numbers: Ints) -> Bools:
         """Which of these rows may be claimed."""
         slots = self.partition.slots(numbers)
-        return self._ready.bits[slots] & (slots >= 0)
+        return self._ready.has(slots)
 
     def __len__(self) -> int:
         return len(self._ready)

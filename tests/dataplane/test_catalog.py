@@ -175,3 +175,5 @@ def test_a_ready_set_gives_its_smallest_members(first: set[int], second: set[int
     assert ready.first(limit).tolist() == left[:limit]
     assert ready.first(None).tolist() == left
     assert len(ready) == len(left)
+    asked = np.array([-1, 0, 7, 5000, 1 << 20])  # and for some that it never heard of
+    assert ready.has(asked).tolist() == [position in left for position in asked.tolist()]

@@ -169,6 +169,21 @@ def test_where_sees_rows_that_come_return_and_change(plane: DataPlane, clock: Fa
     assert ids_of(plane.claim("train", "generate", where={"teacher": "math"})) == ["s0", "s1", "s9", "s8"]
 
 
+def test_where_sees_values_that_another_task_wrote(plane: DataPlane) -> None:
+    admit(plane, 2)
+    plane.declare_task("train", "rate", reads=["prompt"])
+    assert plane.claim("train", "rate", where={"teacher": "math"}) is None
+    claimed(plane, "generate", limit=1).commit({**generated(1), "teacher": ["math"]})
+    assert ids_of(plane.claim("train", "rate", where={"teacher": "math"})) == ["s0"]
+
+
+def test_rows_that_no_value_has_come_for_are_not_ready_in_a_step_either(plane: DataPlane) -> None:
+    assert plane.claim("train", "teacher") is None
+    rows = admit(plane, 1500)
+    plane.seal(1, rows)
+    assert plane.claim("train", "teacher", step=1) is None
+
+
 def test_where_leaves_a_row_whose_value_was_replaced(plane: DataPlane) -> None:
     admit(plane, 3, teacher=["math", "math", "math"])
     assert ids_of(plane.claim("train", "generate", limit=1, where={"teacher": "math"})) == ["s0"]

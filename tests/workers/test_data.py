@@ -17,16 +17,21 @@ def load(tmp_path, *lines, **options):
     return load_prompts([DataSource(path=str(path), **options)], "data.train")
 
 
+def values(found, *columns):
+    return list(zip(*(found.table[column].to_pylist() for column in columns), strict=True))
+
+
 def test_text_messages_and_defaults_become_prompts(tmp_path):
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "2+2?"}]
     found = load(
         tmp_path, {"prompt": "rev ab", "answer": "ba", "agent": "rev"}, {"messages": chat, "answer": 4}, agent="math"
     )
-    assert [(p.text, p.answer, p.agent, p.prompt_id) for p in found.prompts] == [
+    assert values(found, "prompt", "answer", "agent", "prompt_id") == [
         ("rev ab", "ba", "rev", "rows:1"),
         ("2+2?", "4", "math", "rows:2"),
     ]
-    assert found.prompts[0].messages is None and json.loads(found.prompts[1].messages) == chat
+    first, second = found.table["messages"].to_pylist()[:2]
+    assert first is None and json.loads(second) == chat
 
 
 def test_rows_of_gym_environments_are_understood(tmp_path):
@@ -38,7 +43,7 @@ def test_rows_of_gym_environments_are_understood(tmp_path):
         {"responses_create_params": {"input": parts}, "agent_ref": {"name": "mc_agent"}, "expected_answer": "B"},
     ]
     found = load(tmp_path, *rows, answer_field="expected_answer")
-    assert [(p.text, p.agent, p.answer) for p in found.prompts] == [
+    assert values(found, "prompt", "agent", "answer") == [
         ("what?", "qa_agent", "that"),
         ("which one?", "mc_agent", "B"),
     ]
@@ -60,7 +65,7 @@ def test_rows_of_gym_environments_are_understood(tmp_path):
 )
 def test_an_unusable_row_is_reported_with_line_and_reason(tmp_path, row, reason):
     found = load(tmp_path, {"prompt": "fine", "agent": "a"}, row)
-    assert len(found.prompts) == 1
+    assert len(found) == 1
     assert "rows.jsonl:2: " in found.rejected[0] and reason in found.rejected[0]
 
 
@@ -90,10 +95,15 @@ def test_a_missing_file_names_itself(tmp_path):
         load_prompts([DataSource(path=str(tmp_path / "nowhere.jsonl"))], "data.train")
 
 
-def test_order_takes_every_prompt_once_an_epoch_and_depends_on_the_seed_alone(tmp_path):
-    prompts = load(tmp_path, *({"prompt": f"p{i}", "agent": "a"} for i in range(7))).prompts
-    order = Order(prompts, seed=3)
-    first, second = [order[k].text for k in range(7)], [order[k].text for k in range(7, 14)]
-    assert sorted(first) == sorted(second) == [f"p{i}" for i in range(7)] and first != second
-    assert [Order(prompts, seed=3)[k].text for k in range(7)] == first
-    assert [Order(prompts, seed=4)[k].text for k in range(7)] != first
+def test_order_takes_every_prompt_once_an_epoch_and_depends_on_the_seed_alone():
+    order = Order(7, seed=3)
+    first, second = order.rows(0, 7), order.rows(7, 7)
+    assert sorted(first) == sorted(second) == list(range(7)) and first != second
+    assert order.rows(5, 4) == [*first[5:], *second[:2]] and order.rows(0, 23)[:14] == first + second
+    assert Order(7, seed=3).rows(0, 7) == first != Order(7, seed=4).rows(0, 7)
+
+
+def test_rows_are_routed_by_their_agent(tmp_path):
+    found = load(tmp_path, *({"prompt": "p", "agent": agent} for agent in ("b", "a", "b")))
+    assert found.routed({"a": "x", "b": "y"}.__getitem__).table["teacher"].to_pylist() == ["y", "x", "y"]
+    assert found.routed(lambda agent: None).table["teacher"].null_count == 3

@@ -22,7 +22,7 @@ def prompts(directory: Path) -> list[tuple[str, str]]:
     """(agent, text) of every row that was taken."""
     found = load_prompts([DataSource(path=str(directory / "prompts.jsonl"))], "subset")
     assert found.rejected == []
-    return [(prompt.agent, prompt.text) for prompt in found.prompts]
+    return list(zip(found.table["agent"].to_pylist(), found.table["prompt"].to_pylist(), strict=True))
 
 
 def test_every_agent_gives_as_many_rows_and_each_stays_as_it_is(tmp_path) -> None:

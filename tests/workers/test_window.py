@@ -13,11 +13,11 @@ from stages.checkers import reward
 from stages.generate import Generate
 from stages.protocols import Completion, Sampling
 from tests.stages.fakes import Letters
-from workers.control.admission import admit
+from workers.control.admission import admit, group_of
 from workers.control.measures import Measures
 from workers.control.samplers import overtaking_window
-from workers.control.window import Window, group_of
-from workers.data import Prompt
+from workers.control.window import Window
+from workers.data import Prompt, PromptSet
 from workers.executors.inline import InlineExecutor
 from workers.loop import Worker
 from workers.partitions import create_partitions
@@ -54,10 +54,12 @@ class World:
     def admit(self) -> None:
         published, first = len(self.sealed), self.window.admitted
         room = self.window.room(len(self.sealed) + 1, published)
-        groups = [(f"{n:07d}", Prompt(f"p{n}", "text", None, "", "rev", "exact")) for n in range(first, first + room)]
+        found = [Prompt(f"p{n}", "text", None, "", "rev", "exact") for n in range(first, first + room)]
+        prompts = PromptSet.of(found).routed(lambda agent: None)
+        groups = {f"{first + row:07d}": row for row in range(room)}
         if groups:
-            route = dict(route=lambda agent: None, sampling=Sampling(), generations=GENERATIONS)
-            self.window.add(admit(self.plane, TRAIN, groups, **route))
+            how = dict(sampling=Sampling(), generations=GENERATIONS)
+            self.window.add(admit(self.plane, TRAIN, groups, prompts.table, **how))
         self.most_open = max(self.most_open, len(self.window.open))
 
     def finish(self, choose, broken=()) -> None:

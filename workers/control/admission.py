@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
 
 from dataplane import DataPlane
 from schemas.batch import Batch
+from schemas.columns import REGISTRY
 from stages.protocols import Sampling
-from workers.data import Prompt
-
-#: Alias of the teacher that an agent is routed to.
-Route = Callable[[str], str | None]
 
 
 def admit(
     plane: DataPlane,
     partition: str,
-    groups: Sequence[tuple[str, Prompt]],
+    groups: Mapping[str, int],
+    prompts: pa.Table,
     *,
-    route: Route,
     sampling: Sampling,
     generations: int = 1,
-) -> list[list[str]]:
-    """Add *generations* rows for each (group id, prompt); the sample ids by group."""
-    names, prompts = [group for group, _ in groups], [prompt for _, prompt in groups]
-    ids = [[f"{group}-{index}" for index in range(generations)] for group in names]
-    once = Batch.of(
-        names,
-        {
-            "prompt_id": [prompt.prompt_id for prompt in prompts],
-            "prompt": [prompt.text for prompt in prompts],
-            "messages": [prompt.messages for prompt in prompts],
-            "answer": [prompt.answer for prompt in prompts],
-            "agent": [prompt.agent for prompt in prompts],
-            "teacher": [route(prompt.agent) for prompt in prompts],
-            "checker": [prompt.checker for prompt in prompts],
-            "sampling": [asdict(sampling)] * len(prompts),
-            "group_id": names,
-        },
-    )
-    rows = once.take([row for row in range(len(groups)) for _ in range(generations)])
-    plane.put(
-        partition,
-        [sample_id for group in ids for sample_id in group],
-        {name: rows.array(name) for name in rows} | {"group_index": [*range(generations)] * len(groups)},
-    )
+) -> dict[str, list[str]]:
+    """Add *generations* rows for each group, given with its row of *prompts*; the sample ids by group."""
+    ids = {group: [f"{group}-{index}" for index in range(generations)] for group in groups}
+    names = [sample_id for group in ids.values() for sample_id in group]
+    rows = Batch(names, prompts.take(pa.array(np.repeat(list(groups.values()), generations))))
+    once = {
+        "sampling": _sampling(sampling).take(pa.array(np.zeros(len(names), np.int64))),
+        "group_id": [group for group in groups for _ in range(generations)],
+        "group_index": np.tile(np.arange(generations, dtype=np.int32), len(groups)),
+    }
+    plane.put(partition, names, {name: rows.array(name) for name in rows} | once)
     return ids
+
+
+def group_of(sample_id: str) -> str:
+    """The group that a sample id names."""
+    return sample_id.rpartition("-")[0]
+
+
+@lru_cache
+def _sampling(sampling: Sampling) -> pa.Array:
+    """A column with this one value."""
+    return pa.array([asdict(sampling)], REGISTRY["sampling"].field.type)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import time
 
+import pyarrow as pa
+
 from dataplane import DataPlane
 from schemas.columns import TRAIN
 from schemas.config import RunConfig
 from stages.protocols import Sampling
 from workers.checkpoints import drop_checkpoints
-from workers.control.admission import Route, admit
+from workers.control.admission import admit
 from workers.control.measures import Measures
 from workers.control.resume import best_checkpoint, go_back, newest_checkpoint
 from workers.control.validation import Validation, earlier_validations
@@ -41,8 +43,7 @@ class Controller:
         executor: Executor,
         run_dir: RunDir,
         *,
-        prompts: Order,
-        route: Route,
+        prompts: pa.Table,
         window: Window,
         validation: Validation,
         report: Reporter,
@@ -52,7 +53,7 @@ class Controller:
         self.executor = executor
         self.run_dir = run_dir
         self.prompts = prompts
-        self.route = route
+        self.order = Order(len(prompts), config.run.seed)
         self.window = window
         self.validation = validation
         self.report = report
@@ -147,11 +148,11 @@ class Controller:
             return False
         room = self.window.room(max(self.sealed, default=0) + 1, self.published)
         first = self.window.admitted
-        groups = [(f"{admission:07d}", self.prompts[admission]) for admission in range(first, first + room)]
+        groups = {f"{admission:07d}": row for admission, row in enumerate(self.order.rows(first, room), first)}
         if groups:
             generations = self.config.grpo.num_generations_per_prompt
             self.window.add(
-                admit(self.plane, TRAIN, groups, route=self.route, sampling=self.sampling, generations=generations)
+                admit(self.plane, TRAIN, groups, self.prompts, sampling=self.sampling, generations=generations)
             )
         return bool(groups)
 
@@ -178,7 +179,7 @@ class Controller:
         """Greedy answers on held-out prompts, when it is time; their metrics."""
         if not self.validation.due(self.trained, self.config.grpo.max_num_steps):
             return {}
-        rows = self.validation.admit(self.plane, self.trained, self.route)
+        rows = self.validation.admit(self.plane, self.trained)
         answered = self.waiting.on_change(lambda: self.validation.complete(self.plane))
         self.waiting.until(answered, f"validation of version {self.trained}: {rows} answers")
         metrics = self.validation.metrics(self.plane, self.trained)

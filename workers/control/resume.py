@@ -15,8 +15,9 @@ from dataplane import DataPlane
 from schemas.columns import TRAIN, VALIDATION
 from schemas.config.job import CheckpointingConfig
 from workers.checkpoints import is_complete
+from workers.control.admission import group_of
 from workers.control.validation import version_of
-from workers.control.window import Window, group_of
+from workers.control.window import Window
 from workers.partitions import RETRAINED, SAMPLED
 
 

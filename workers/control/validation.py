@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from dataplane import DataPlane
 from schemas.columns import VALIDATION
 from schemas.config import RunConfig
 from stages.protocols import Sampling
-from workers.control.admission import Route, admit
-from workers.data import Prompt
+from workers.control.admission import admit
 from workers.partitions import SAMPLED, exact_kl_rows
 
 
 class Validation:
     """Evaluates a version at step 0, every period and after the last step."""
 
-    def __init__(self, config: RunConfig, prompts: Sequence[Prompt], vocabulary_size: int) -> None:
+    def __init__(self, config: RunConfig, prompts: pa.Table, vocabulary_size: int) -> None:
         rows = config.validation.rows
-        self.prompts = prompts[:rows]
+        self.prompts = prompts.slice(0, rows)
         self.period = config.validation.period
         sampling = config.generator.sampling
         self.sampled = Sampling(**sampling.model_dump(exclude_none=True), seed=config.run.seed)
@@ -31,17 +30,18 @@ class Validation:
         self.kl_rows = exact_kl_rows(wanted, vocabulary_size, config.policy.max_total_sequence_length)
 
     def due(self, step: int, last_step: int) -> bool:
-        return bool(self.prompts) and (step % self.period == 0 or step == last_step)
+        return len(self.prompts) > 0 and (step % self.period == 0 or step == last_step)
 
-    def admit(self, plane: DataPlane, version: int, route: Route) -> int:
+    def admit(self, plane: DataPlane, version: int) -> int:
         """Add the rows of this version, unless they are there from before a restart; how many it asks for."""
-        for partition, prompts, sampling in (
-            (VALIDATION, self.prompts, self.greedy),
-            (SAMPLED, self.prompts[: self.kl_rows], self.sampled),
+        for partition, rows, sampling in (
+            (VALIDATION, len(self.prompts), self.greedy),
+            (SAMPLED, self.kl_rows, self.sampled),
         ):
-            groups = [(f"v{version:06d}.{index:05d}", prompt) for index, prompt in enumerate(prompts)]
             known = set(plane.rows(partition))
-            admit(plane, partition, [g for g in groups if f"{g[0]}-0" not in known], route=route, sampling=sampling)
+            groups = {f"v{version:06d}.{row:05d}": row for row in range(rows)}
+            missing = {group: row for group, row in groups.items() if f"{group}-0" not in known}
+            admit(plane, partition, missing, self.prompts, sampling=sampling)
         return len(self.prompts) + self.kl_rows
 
     def complete(self, plane: DataPlane) -> bool:

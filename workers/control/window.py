@@ -9,7 +9,7 @@ step is sealed. Rows that have become too old for a step are generated again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pyarrow.compute as pc
@@ -67,11 +67,10 @@ class Window:
         wanted = max(0, (newest_step - next_step + 1) * self.groups_per_step - len(self.open))
         return self.pressure.room(len(self.open), wanted) if wanted else 0
 
-    def add(self, groups: Iterable[list[str]]) -> None:
-        """Groups just admitted."""
-        for ids in groups:
-            self.open[group_of(ids[0])] = ids
-            self.admitted += 1
+    def add(self, groups: Mapping[str, list[str]]) -> None:
+        """Groups just admitted, with their rows."""
+        self.open.update(groups)
+        self.admitted += len(groups)
 
     def restore(self, groups: dict[str, list[str]], unsealed: set[str]) -> None:
         """Start over with the groups that the store has; those of which nothing is sealed are open."""
@@ -163,8 +162,3 @@ class Window:
             self.plane.event("stale", step=step, rows=len(stale), oldest_allowed=oldest)
             self.plane.requeue(TRAIN, stale, self.sampling_tasks)
         return stale
-
-
-def group_of(sample_id: str) -> str:
-    """The group that a sample id names."""
-    return sample_id.rpartition("-")[0]

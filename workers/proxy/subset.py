@@ -53,7 +53,7 @@ def build_subset(source: Path, directory: Path, per_agent: int, *, seed: int = 0
         for agent in _wanted(rows, agents, per_agent, source)
     }
     kept = b"".join(lines[number].strip() + b"\n" for number in sorted(chain.from_iterable(picked.values())))
-    repeated = len(found.prompts) - sum(map(len, rows.values()))
+    repeated = len(found) - sum(map(len, rows.values()))
     manifest = {
         "per_agent": per_agent,
         "seed": seed,
@@ -70,12 +70,12 @@ def _rows_by_agent(found: PromptSet, lines: Sequence[bytes]) -> dict[str, list[i
     """Line indexes of each agent's usable rows; of equal lines the first."""
     rows: dict[str, list[int]] = {}
     seen: set[bytes] = set()
-    for prompt in found.prompts:
-        number = int(prompt.prompt_id.rpartition(":")[2]) - 1
+    for prompt_id, agent in zip(*(found.table[name].to_pylist() for name in ("prompt_id", "agent")), strict=True):
+        number = int(prompt_id.rpartition(":")[2]) - 1
         line = lines[number].strip()
         if line not in seen:
             seen.add(line)
-            rows.setdefault(prompt.agent, []).append(number)
+            rows.setdefault(agent, []).append(number)
     return dict(sorted(rows.items()))
 
 
