@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dataplane.backends.storage import BlockGone
 from dataplane.blocks.block import BlockReader
-from dataplane.blocks.gather import Places, owned
+from dataplane.blocks.gather import Places
 from schemas.columns import SAMPLE_ID
 from schemas.errors import CorruptData
 from schemas.messages import Located
@@ -58,9 +58,9 @@ def _read(reader: BlockReader, schema: pa.Schema, located: Located, memory: Memo
         if field.name == SAMPLE_ID:
             columns.append(pa.chunked_array([pa.array(located.ids, pa.string())]))
             continue
-        chunks = place.gather(field, partial(_loaded, loaded, at))
         must_own = memory == "copy" or (memory == "private" and not mapped.issuperset(place.used))
-        columns.append(pa.chunked_array([owned(field, chunks)] if must_own else chunks, field.type))
+        chunks = place.gather(field, partial(_loaded, loaded, at), own=must_own)
+        columns.append(pa.chunked_array(chunks, field.type))
     return pa.table(columns, schema=schema) if columns else _rows_only(located.num_rows)
 
 

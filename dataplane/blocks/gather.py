@@ -17,6 +17,9 @@ _SLICE_VALUES = 600
 #: So few slices cost less than working out what to take.
 _FEW_SLICES = 16
 
+#: Columns of so few bytes are joined before rows are taken: one taking instead of one a block.
+_JOIN_BYTES = 1 << 20
+
 
 class Picks(NamedTuple):
     """Rows to take, block by block, and how to bring them back into the order asked; None when they are in it."""
@@ -35,6 +38,13 @@ class Places:
         self.blocks, self.rows = blocks, rows
         #: Each block once.
         self.used = [block for block in distinct(blocks) if block >= 0]
+        self._positions: dict[tuple[int, ...], pa.Array] = {}
+
+    @cached_property
+    def breaks(self) -> Ints:
+        """Where a row is not the next one of the block before it."""
+        blocks, rows = self.blocks, self.rows
+        return np.flatnonzero((blocks[1:] != blocks[:-1]) | (rows[1:] - rows[:-1] != 1) & (blocks[1:] >= 0)) + 1
 
     @cached_property
     def runs(self) -> list[tuple[int, int, int]]:
@@ -42,12 +52,20 @@ class Places:
         blocks, rows = self.blocks, self.rows
         if len(blocks) == 0:
             return []
-        breaks = np.flatnonzero((blocks[1:] != blocks[:-1]) | (rows[1:] - rows[:-1] != 1) & (blocks[1:] >= 0)) + 1
-        if not len(breaks):  # the usual case
+        if not len(self.breaks):  # the usual case
             return [(int(blocks[0]), int(rows[0]), len(blocks))]
-        starts = np.concatenate(([0], breaks))
+        starts = np.concatenate(([0], self.breaks))
         counts = np.diff(np.concatenate((starts, [len(blocks)])))
         return list(zip(blocks[starts].tolist(), rows[starts].tolist(), counts.tolist(), strict=True))
+
+    def positions(self, sizes: tuple[int, ...]) -> pa.Array:
+        """Where each value lies when the used blocks, of so many rows, are laid one behind the other."""
+        if sizes not in self._positions:
+            lie, missing = self.rows, self.blocks < 0
+            if len(sizes) > 1:
+                lie = lie + np.cumsum((0, *sizes[:-1]))[np.searchsorted(self.used, self.blocks)]
+            self._positions[sizes] = pa.array(lie, mask=missing if missing.any() else None)
+        return self._positions[sizes]
 
     @cached_property
     def picks(self) -> Picks:
@@ -63,14 +81,18 @@ class Places:
         back[order] = np.arange(len(order))
         return Picks(parts, pa.array(back))
 
-    def gather(self, field: pa.Field, column: Callable[[int], pa.Array]) -> list[pa.Array]:
+    def gather(self, field: pa.Field, column: Callable[[int], pa.Array], own: bool = False) -> list[pa.Array]:
         """Chunks that together hold the values; ``column(block)`` gives the block's whole column.
 
-        Chunks of neighbouring rows share its memory.
+        Chunks of neighbouring rows share its memory, unless they are to be *own*: then it is one array, of a copy.
         """
-        if len(self.runs) > _FEW_SLICES and len(self.runs) * _SLICE_VALUES > self._values(field, column):
+        runs = len(self.breaks) + 1
+        if runs > _FEW_SLICES and runs * _SLICE_VALUES > self._values(field, column):
             return [self._picked(field, column)]
-        return [_slice(column(b), row, n) if b >= 0 else pa.nulls(n, field.type) for b, row, n in self.runs]
+        chunks = [_slice(column(b), row, n) if b >= 0 else pa.nulls(n, field.type) for b, row, n in self.runs]
+        if not own:
+            return chunks
+        return [pa.concat_arrays(chunks) if chunks else pa.array([], field.type)]
 
     def _values(self, field: pa.Field, column: Callable[[int], pa.Array]) -> float:
         """About how many values the rows hold, going by the first block."""
@@ -80,17 +102,16 @@ class Places:
         return len(self.blocks) * len(array.values) / max(1, len(array))
 
     def _picked(self, field: pa.Field, column: Callable[[int], pa.Array]) -> pa.Array:
+        whole = [column(block) for block in self.used]
+        if whole and (len(whole) == 1 or sum(array.nbytes for array in whole) <= _JOIN_BYTES):
+            together = whole[0] if len(whole) == 1 else pa.concat_arrays(whole)
+            return together.take(self.positions(tuple(map(len, whole))))
         taken = [
             column(block).take(rows) if block >= 0 else pa.nulls(len(rows), field.type)
             for block, rows in self.picks.parts
         ]
         together = taken[0] if len(taken) == 1 else pa.concat_arrays(taken)
         return together if self.picks.back is None else together.take(self.picks.back)
-
-
-def owned(field: pa.Field, chunks: list[pa.Array]) -> pa.Array:
-    """One array with a copy of *chunks*, sharing memory with nobody."""
-    return pa.concat_arrays(chunks) if chunks else pa.array([], field.type)
 
 
 def _slice(array: pa.Array, row: int, count: int) -> pa.Array:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dataplane.backends.storage import Storage, Trimmed
 from dataplane.blocks.block import BlockReader
-from dataplane.blocks.gather import Places, owned
+from dataplane.blocks.gather import Places
 from dataplane.catalog.blocktable import lineage_table
 from dataplane.catalog.buffered import buffered_of
 from dataplane.catalog.catalog import Catalog, Touched
@@ -229,7 +229,8 @@ class CatalogReader:
         field = partition.schema.field(column)
         blocks, rows = cells_of(partition, column, slots, len(slots))
         table = self._catalog.blocks
-        return owned(field, Places(blocks, rows).gather(field, lambda index: self._blocks.column(table[index], field)))
+        lie = Places(blocks, rows)
+        return lie.gather(field, lambda index: self._blocks.column(table[index], field), own=True)[0]
 
     def _applied(self, touched: Touched | None) -> None:
         if touched is None or touched.partition.name not in self._indexes:
