@@ -73,7 +73,10 @@ def as_slice(positions: Ints) -> Ints | slice:
 
 
 class Grown:
-    """A numpy array that grows at its end; use ``data`` with positions below the size its owner knows."""
+    """A numpy array that grows at its end; use ``data`` with positions below the size its owner knows.
+
+    What lies behind them is the fill value, so that growing is rarely more than a look.
+    """
 
     __slots__ = ("data", "fill")
 
@@ -81,13 +84,12 @@ class Grown:
         self.fill = fill
         self.data: NDArray[Any] = np.full(size, fill, dtype=dtype)
 
-    def extend(self, size: int, count: int) -> None:
-        """Positions from *size* to *size + count* hold the fill value."""
-        if size + count > len(self.data):
-            grown = np.empty(max(1024, size + count, len(self.data) * 3 // 2), dtype=self.data.dtype)
-            grown[:size] = self.data[:size]
+    def reach(self, size: int) -> None:
+        """Make room for *size* positions."""
+        if size > len(self.data):
+            grown = np.full(max(1024, size, len(self.data) * 5 // 4), self.fill, dtype=self.data.dtype)
+            grown[: len(self.data)] = self.data
             self.data = grown
-        self.data[size : size + count] = self.fill
 
     def keep(self, positions: Ints) -> None:
         """Only these positions remain, moved together."""

@@ -41,8 +41,8 @@ class Prompt(NamedTuple):
     checker: str
 
 
-#: A column of all prompts may hold more than the 2 GiB of text that small offsets reach.
-_TEXT = pa.large_string()
+#: So many bytes of text in a column need offsets of 64 bits.
+_LARGE = 1 << 31
 
 
 @dataclass
@@ -56,8 +56,11 @@ class PromptSet:
     def of(cls, prompts: Sequence[Prompt], rejected: list[str] | None = None) -> PromptSet:
         """These rows."""
         columns = dict(zip(Prompt._fields, zip(*prompts, strict=True) if prompts else repeat(()), strict=False))
-        schema = pa.schema([(name, _TEXT) for name in columns])
-        return cls(Batch.of([prompt.prompt_id for prompt in prompts], columns, schema).table, rejected or [])
+        large = pa.schema([(name, pa.large_string()) for name in columns])
+        table = Batch.of([prompt.prompt_id for prompt in prompts], columns, large).table
+        if all(column.nbytes < _LARGE for column in table.columns):
+            table = table.cast(pa.schema([(name, pa.string()) for name in columns]))
+        return cls(table, rejected or [])
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -65,7 +68,7 @@ class PromptSet:
     def routed(self, route: Route) -> PromptSet:
         """With the column ``teacher``. Raises what *route* raises for an agent that it does not know."""
         agents = self.table.column("agent").combine_chunks().dictionary_encode()
-        teachers = pa.array([route(agent) for agent in agents.dictionary.to_pylist()], _TEXT)
+        teachers = pa.array([route(agent) for agent in agents.dictionary.to_pylist()], pa.string())
         return replace(self, table=self.table.append_column("teacher", teachers.take(agents.indices)))
 
     def left_out(self, what: str) -> list[str]:

@@ -29,6 +29,9 @@ from schemas.records import Lineage
 class CatalogHost(ClaimHost):
     """The catalog's owner: partitions, rows and the run's steps, besides claims."""
 
+    #: The last put that was found in order, with the journal's position then, and the numbers of its rows.
+    _checked: tuple[tuple[object, ...], Ints] = ((), np.empty(0, np.int64))
+
     # -- declarations and rows ----------------------------------------------------------------------------------------
 
     def create_partition(self, partition: str, arrow_schema: bytes) -> None:
@@ -66,12 +69,16 @@ class CatalogHost(ClaimHost):
         """Row numbers of *ids*, −1 for new ones; None if this put was done before."""
         if put_id is not None and put_id in self._catalog.put_ids:
             return None
+        asked = self._journal.seq, partition, tuple(ids), tuple(columns), replace
+        if asked == self._checked[0]:  # as it was before the block was written
+            return self._checked[1].copy()
         found = self._partition(partition)
         numbers = found.find(ids)
         check_known(found, columns)
         check_unique(ids)
         if not replace:
             check_absent(found, found.slots(numbers[numbers >= 0]), columns)
+        self._checked = asked, numbers.copy()
         return numbers
 
     def put(self, request: PutRequest) -> bool:

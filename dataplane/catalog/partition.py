@@ -131,7 +131,7 @@ class Partition:
         if not count:
             return
         for array in self._arrays():
-            array.extend(self.size, count)
+            array.reach(self.size + count)
         numbers = range(self.next_number, self.next_number + count)
         self.numbers.data[self.size : self.size + count] = numbers
         self.index.update(zip(ids, numbers, strict=True))

@@ -29,7 +29,7 @@ def admit(
     names = [sample_id for group in ids.values() for sample_id in group]
     rows = Batch(names, prompts.take(pa.array(np.repeat(list(groups.values()), generations))))
     once = {
-        "sampling": _sampling(sampling).take(pa.array(np.zeros(len(names), np.int64))),
+        "sampling": _sampling(sampling, len(names)),
         "group_id": [group for group in groups for _ in range(generations)],
         "group_index": np.tile(np.arange(generations, dtype=np.int32), len(groups)),
     }
@@ -42,7 +42,7 @@ def group_of(sample_id: str) -> str:
     return sample_id.rpartition("-")[0]
 
 
-@lru_cache
-def _sampling(sampling: Sampling) -> pa.Array:
-    """A column with this one value."""
-    return pa.array([asdict(sampling)], REGISTRY["sampling"].field.type)
+@lru_cache(maxsize=8)
+def _sampling(sampling: Sampling, rows: int) -> pa.Array:
+    """A column with this one value: dictionaries are slow to convert, and the same ones come again and again."""
+    return pa.array([asdict(sampling)] * rows, REGISTRY["sampling"].field.type)
