@@ -27,7 +27,7 @@ LATE = {4: True, 5: False, 6: True, 7: True, 8: True}
     ],
 )
 def test_a_settled_group_overtakes_a_late_one_inside_the_window(settled, window, chosen):
-    assert choose(settled, 3, window) == chosen
+    assert choose(settled.items(), 3, window) == chosen
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_every_group_is_taken_once_and_none_is_overtaken_by_as_many_as_the_windo
     settled, taken, finished = dict.fromkeys(range(24), False), [], iter(order)
     for burst in [*bursts, 24]:
         settled |= {place: True for _, place in zip(range(burst), finished, strict=False)}
-        while (chosen := choose(settled, count, window)) is not None:
+        while (chosen := choose(settled.items(), count, window)) is not None:
             assert chosen == sorted(chosen)
             taken.extend(chosen)
             settled = {place: is_settled for place, is_settled in settled.items() if place not in chosen}

@@ -17,7 +17,7 @@ slides on with the oldest group that is late.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from schemas.config import GRPOConfig
 
@@ -34,12 +34,20 @@ def overtaking_window(grpo: GRPOConfig) -> int:
     return 1 if how.sampler == "in_order" else 2 * (how.window + 1) * prompts
 
 
-def choose(settled: Mapping[int, bool], count: int, window: int) -> list[int] | None:
+def choose(settled: Iterable[tuple[int, bool]], count: int, window: int) -> list[int] | None:
     """The places of the *count* groups of the next step, ascending; None while there are not enough.
 
-    *settled* says of every open group, by place, whether it is.
+    *settled* says of every open group, by rising place, whether it is; it is asked no further than need be.
     """
-    ready = sorted(place for place, is_settled in settled.items() if is_settled)
-    late = min((place for place, is_settled in settled.items() if not is_settled), default=None)
-    chosen = [place for place in ready if late is None or place < late + window][:count]
-    return chosen if len(chosen) == count else None
+    chosen: list[int] = []
+    late = None
+    for place, is_settled in settled:
+        if late is not None and place >= late + window:
+            return None
+        if not is_settled:
+            late = place if late is None else late
+            continue
+        chosen.append(place)
+        if len(chosen) == count:
+            return chosen
+    return None

@@ -142,7 +142,7 @@ class Window:
         settled = set(self.plane.rows(TRAIN, have=self.needed, sealed=False, failed=False)) | failed.keys()
         places = {int(group): group for group in self.open}
         while True:
-            is_settled = {place: settled.issuperset(self.open[group]) for place, group in places.items()}
+            is_settled = ((place, settled.issuperset(self.open[group])) for place, group in places.items())
             chosen = choose(is_settled, self.groups_per_step, reach)
             if chosen is None:
                 return None
