@@ -18,9 +18,9 @@ def to_runs(numbers: Ints) -> list[int]:
     """*numbers*, in their order, as ``[start, count, …]`` of rising neighbours."""
     if len(numbers) == 0:
         return []
-    breaks = np.flatnonzero(numbers[1:] - numbers[:-1] != 1) + 1
-    if not len(breaks):  # the usual case
+    if isinstance(as_slice(numbers), slice):  # the usual case
         return [int(numbers[0]), len(numbers)]
+    breaks = np.flatnonzero(numbers[1:] - numbers[:-1] != 1) + 1
     firsts = np.concatenate(([0], breaks))
     counts = np.diff(np.concatenate((firsts, [len(numbers)])))
     return np.stack((numbers[firsts], counts), axis=1).ravel().tolist()
@@ -118,7 +118,7 @@ class ReadySet:
         if len(positions) == 0:
             return
         self._reach(int(positions.max()))
-        changed = self.bits[positions] != wanted
+        changed = self.bits[as_slice(positions)] != wanted
         if not changed.any():  # as after every record that concerns another task
             return
         positions, wanted = positions[changed], wanted[changed]

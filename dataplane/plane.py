@@ -17,8 +17,8 @@ from dataplane.serving.remote import RemoteHost
 from dataplane.upkeep.retention import Retained, retain
 from schemas import records
 from schemas.arrays import ColumnData, clean_text, to_arrow
-from schemas.columns import HEAVY, TRAIN, schema_of
-from schemas.errors import InputError, LeaseLost, StoreError, did_you_mean
+from schemas.columns import HEAVY, TRAIN, refuse_unknown, schema_of
+from schemas.errors import InputError, LeaseLost, StoreError
 from schemas.messages import ClaimRequest, CommitRequest, PutRequest
 from schemas.records import Block
 
@@ -241,7 +241,5 @@ def _typed(
 ) -> dict[str, pa.Array]:
     """*columns* as arrays of their declared types. Raises InputError."""
     _check_ids(ids)
-    for name in columns:
-        if name not in schema.names:
-            raise InputError(f"partition {partition!r} has no column {name!r}{did_you_mean(name, schema.names)}")
+    refuse_unknown(columns, schema, partition)
     return {name: to_arrow(data, schema.field(name), ids) for name, data in columns.items()}

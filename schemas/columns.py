@@ -232,6 +232,13 @@ def schema_of(columns: Mapping[str, pa.DataType | pa.Field] | Iterable[str] | pa
     return pa.schema([_declared(name, given) for name, given in columns.items()])
 
 
+def refuse_unknown(columns: Iterable[str], schema: pa.Schema, partition: str) -> None:
+    """Raises InputError for a column that *partition* does not declare."""
+    for name in columns:
+        if not isinstance(name, str) or schema.get_field_index(name) < 0:  # the list of all names takes long to make
+            raise InputError(f"partition {partition!r} has no column {name!r}{did_you_mean(str(name), schema.names)}")
+
+
 def _declared(name: str, given: pa.DataType | pa.Field) -> pa.Field:
     if name == SAMPLE_ID:
         raise InputError(f"column {SAMPLE_ID!r} is the key of every partition and cannot be declared")

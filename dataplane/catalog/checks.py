@@ -11,7 +11,7 @@ from dataplane.blocks.canonical import check_type
 from dataplane.catalog.blocktable import BlockTable
 from dataplane.catalog.partition import Partition
 from dataplane.numbers import Ints
-from schemas.columns import FAILURE_CODES
+from schemas.columns import FAILURE_CODES, refuse_unknown
 from schemas.errors import InputError, did_you_mean
 
 
@@ -30,10 +30,7 @@ def check_columns(schema: pa.Schema, partitions: Iterable[Partition]) -> None:
 
 def check_known(partition: Partition, columns: Iterable[str]) -> None:
     """Columns that the partition declares."""
-    names = partition.schema.names
-    for column in columns:
-        if column not in names:
-            raise InputError(f"partition {partition.name!r} has no column {column!r}{did_you_mean(column, names)}")
+    refuse_unknown(columns, partition.schema, partition.name)
 
 
 def check_same_task(partition: Partition, task: str, reads: Sequence[str], writes: Sequence[str]) -> bool:

@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from dataplane.catalog.partition import Partition
 from dataplane.numbers import Bools, Grown, Ints
-from schemas.errors import InputError, did_you_mean
+from schemas.columns import refuse_unknown
+from schemas.errors import InputError
 from schemas.records import Plain
 
 #: Values of a column at some slots, missing ones null.
@@ -203,10 +204,7 @@ class Indexes:
 
 
 def _scalar_field(partition: Partition, column: str) -> pa.Field:
-    if column not in partition.schema.names:
-        raise InputError(
-            f"partition {partition.name!r} has no column {column!r}{did_you_mean(column, partition.schema.names)}"
-        )
+    refuse_unknown([column], partition.schema, partition.name)
     field = partition.schema.field(column)
     if pa.types.is_nested(field.type):
         raise InputError(f"column {column!r} is {field.type}; only scalar columns narrow rows")

@@ -150,7 +150,8 @@ class Partition:
             cells.row.data[where] = rows
         if not held.any():  # the usual case
             for task in self.tasks.values():
-                task.missing.data[where] -= len(task.read_of(names))
+                if come := len(task.read_of(names)):
+                    task.missing.data[where] -= come
             return []
         for name, there in zip(names, held, strict=True):
             self._count_missing(name, slots, ~there, -1)
@@ -255,8 +256,9 @@ class Partition:
 
     def ready(self, task: Task, slots: Ints) -> Bools:
         """Which of these rows a claim for *task* may take."""
-        waits = self.live.data[slots] & ~self.failed.data[slots] & (task.missing.data[slots] == 0)
-        return waits & ~task.done.data[slots] & ~task.claimed.data[slots]
+        at = as_slice(slots)
+        waits = self.live.data[at] & ~self.failed.data[at] & (task.missing.data[at] == 0)
+        return waits & ~task.done.data[at] & ~task.claimed.data[at]
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -276,7 +278,8 @@ class Partition:
 
     def _blocks(self, slots: Ints, columns: Iterable[str]) -> Ints:
         """[columns, slots] block indexes of cells, −1 for missing."""
-        rows = [self.cells[name].block.data[slots] for name in columns]
+        at = as_slice(slots)
+        rows = [self.cells[name].block.data[at] for name in columns]
         return np.array(rows, dtype=np.int32).reshape(len(rows), len(slots))
 
     def _gone(self, slots: Ints, before: Ints) -> tuple[Ints, Ints]:
