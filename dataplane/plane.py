@@ -17,7 +17,7 @@ from dataplane.serving.remote import RemoteHost
 from dataplane.upkeep.retention import Retained, retain
 from schemas import records
 from schemas.arrays import ColumnData, clean_text, to_arrow
-from schemas.columns import HEAVY, TRAIN, refuse_unknown, schema_of
+from schemas.columns import HEAVY, SAMPLE_ID, TRAIN, refuse_unknown, schema_of
 from schemas.errors import InputError, LeaseLost, StoreError
 from schemas.messages import ClaimRequest, CommitRequest, PutRequest
 from schemas.records import Block
@@ -221,7 +221,7 @@ class DataPlane(PlaneReader):
             raise
 
     def _write(self, partition: str, ids: list[str], arrays: dict[str, pa.Array]) -> Block:
-        return write(self.storage, self._schema(partition), arrays, ids)
+        return write(self.storage, self._fields(partition, [*arrays, SAMPLE_ID]), arrays, ids)
 
 
 def _check_ids(ids: Sequence[str]) -> None:

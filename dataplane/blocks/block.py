@@ -35,15 +35,12 @@ _COPY_BELOW = 64 << 10
 
 _OPTIONS = pa.ipc.IpcWriteOptions(allow_64bit=True)
 
-_SAMPLE_ID = pa.field(SAMPLE_ID, pa.string())
-
 
 def lay_out(schema: pa.Schema, columns: Mapping[str, pa.Array], ids: Sequence[str]) -> tuple[Block, list[BytesLike]]:
-    """A block of *columns* (typed by *schema*, a value per id), and the parts of its file."""
+    """A block of *columns*, a value per id, and the parts of its file. *schema* is theirs, with ``sample_id`` last."""
     arrays = [*map(canonical, columns.values()), pa.array(ids, pa.string())]
-    fields = pa.schema([*(schema.field(name) for name in columns), _SAMPLE_ID])
-    batch = pa.RecordBatch.from_arrays(arrays, schema=fields)
-    parts = _together(batch) if sum(array.nbytes for array in arrays) < _COPY_BELOW else _apart(batch)
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    parts = _together(batch) if batch.get_total_buffer_size() < _COPY_BELOW else _apart(batch)
     block = Block(
         id=_new_id(),
         size_bytes=sum(map(len, parts)),  # type: ignore[arg-type]  # bytes or pyarrow.Buffer

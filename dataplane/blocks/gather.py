@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dataplane.numbers import Ints, distinct
+from dataplane.numbers import Ints, as_slice, distinct
 
 #: A slice of a column costs about 2 µs, taking a list about 3 ns a value: with more values a slice than this, slice.
 _SLICE_VALUES = 600
@@ -19,6 +19,8 @@ _FEW_SLICES = 16
 
 #: Columns of so few bytes are joined before rows are taken: one taking instead of one a block.
 _JOIN_BYTES = 1 << 20
+
+_NONE = np.empty(0, np.int64)
 
 
 class Picks(NamedTuple):
@@ -36,14 +38,18 @@ class Places:
 
     def __init__(self, blocks: Ints, rows: Ints) -> None:
         self.blocks, self.rows = blocks, rows
+        named = distinct(blocks)
+        self._of_one = len(named) == 1
         #: Each block once.
-        self.used = [block for block in distinct(blocks) if block >= 0]
+        self.used = [block for block in named if block >= 0]
         self._positions: dict[tuple[int, ...], pa.Array] = {}
 
     @cached_property
     def breaks(self) -> Ints:
         """Where a row is not the next one of the block before it."""
         blocks, rows = self.blocks, self.rows
+        if self._of_one and isinstance(as_slice(rows), slice):  # the usual case
+            return _NONE
         return np.flatnonzero((blocks[1:] != blocks[:-1]) | (rows[1:] - rows[:-1] != 1) & (blocks[1:] >= 0)) + 1
 
     @cached_property

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dataplane.blocks.block import write
 from dataplane.blocks.fetch import fetch
 from schemas.messages import Located, MergeRequest
 
@@ -57,15 +56,14 @@ def merge_rows(plane: DataPlane, partition: str, ids: Sequence[str], without: Co
 
     Readers find every value throughout; a value that changes meanwhile leaves everything as it was.
     """
-    schema = plane._schema(partition)
-    names = [name for name in schema.names if name not in without]
+    names = [name for name in plane._schema(partition).names if name not in without]
     ends = plane._host.locate(partition, [ids[0], ids[-1]], names, "null")
     if len(ends.blocks) < 2:
         return False  # rows are merged a step at a time: two of them tell
     names, found = _held(names, plane._host.locate(partition, list(ids), names, "null"))
     table = fetch(plane._reader, plane._fields(partition, names), found, lambda: found, "shared")
     columns = {name: _one(table.column(name)) for name in names}
-    block = write(plane.storage, schema, columns, ids)
+    block = plane._write(partition, list(ids), columns)
     with plane._unless_refused(block):
         if plane._writer.merge(MergeRequest(partition, list(ids), block, found)):
             return True

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from dataplane.backends.memory import MemoryStorage
+from dataplane.backends.storage import BytesLike
 from dataplane.blocks.block import BlockReader, decode, lay_out
 from dataplane.blocks.canonical import canonical, checksum
 from schemas.errors import CorruptData, StoreError
@@ -35,8 +36,13 @@ SAMPLES = [
 ]
 
 
+def laid(columns: dict[str, pa.Array], ids: list[str] = IDS) -> tuple[Block, list[BytesLike]]:
+    fields = [*(SCHEMA.field(name) for name in columns), pa.field("sample_id", pa.string())]
+    return lay_out(pa.schema(fields), columns, ids)
+
+
 def written() -> tuple[Block, bytes]:
-    block, parts = lay_out(SCHEMA, COLUMNS, IDS)
+    block, parts = laid(COLUMNS)
     return block, b"".join(parts)
 
 
@@ -51,13 +57,13 @@ def test_a_block_is_an_ordinary_arrow_file() -> None:
 def test_writing_copies_no_large_buffer_and_lays_small_ones_together() -> None:
     values = np.arange(100_000, dtype=np.int32)
     column = pa.LargeListArray.from_arrays(pa.array([0, 100_000]), pa.array(values))
-    block, parts = lay_out(SCHEMA, {"input_ids": column}, ["x"])
+    block, parts = laid({"input_ids": column}, ["x"])
     largest = max(parts, key=len)
     assert largest.address == values.ctypes.data
     whole = pa.ipc.open_file(b"".join(parts)).read_all()
     assert whole.to_pydict() == {"input_ids": [values.tolist()], "sample_id": ["x"]}
     assert decode(block, b"".join(parts)).column(0).equals(column)
-    assert len(lay_out(SCHEMA, COLUMNS, IDS)[1]) == 1
+    assert len(laid(COLUMNS)[1]) == 1
 
 
 @pytest.mark.parametrize("place", [0, -1], ids=["begin", "end"])
@@ -108,7 +114,7 @@ def test_a_truncated_block_is_corrupt_at_every_length() -> None:
 
 def test_a_block_with_other_columns_or_rows_is_corrupt() -> None:
     block, _ = written()
-    _, parts = lay_out(SCHEMA, {"prompt": COLUMNS["prompt"]}, IDS)
+    _, parts = laid({"prompt": COLUMNS["prompt"]})
     other = b"".join(parts)
     resized = type(block)(block.id, len(other), block.rows, block.columns, block.checksums)
     with pytest.raises(CorruptData, match="not those of the journal"):
@@ -119,7 +125,7 @@ def test_values_that_no_arrow_reader_may_trust_are_corrupt_even_with_a_matching_
     offsets = pa.py_buffer(np.array([0, 2, 3], dtype=np.int32))
     text = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"\xff\xfea"))
     storage = MemoryStorage()
-    block, parts = lay_out(SCHEMA, {"prompt": text}, ["x", "y"])
+    block, parts = laid({"prompt": text}, ["x", "y"])
     storage.write(block.id, parts)
     with pytest.raises(CorruptData, match="column 'prompt'.*UTF8"):
         BlockReader(storage).column(block, SCHEMA.field("prompt"))
@@ -140,6 +146,7 @@ _FUZZ = """
 import random, resource, sys
 from dataplane.blocks.block import BlockReader
 from dataplane.backends.memory import MemoryStorage
+from dataplane.backends.storage import BytesLike
 from schemas.errors import StoreError
 from tests.dataplane.test_blocks import COLUMNS, SCHEMA, written
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
