@@ -66,8 +66,19 @@ def test_a_signal_ends_the_run_in_one_line_and_leaves_it_resumable(recipe, tmp_p
     assert rows == [(4 * last, last)]
 
 
-def test_a_resume_before_the_first_checkpoint_and_one_of_a_complete_run_end_with_exit_0(recipe, tmp_path):
-    flags = ("--executor", "inline", "checkpointing.period=500")
+def test_sigterm_ends_a_run_on_ray_in_one_line_and_is_in_its_events(recipe, tmp_path):
+    process = start(recipe, tmp_path / "run", "grpo.max_num_steps=500")
+    until_started(tmp_path / "run")
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1 and said.splitlines()[-1] == "opd: interrupted" and "***" not in said
+    ended = query(RunDir(tmp_path / "run"), "select detail from events where kind = 'run_failed'")
+    assert len(ended) == 1 and '"reason": "interrupted"' in ended[0][0]
+
+
+@pytest.mark.parametrize("executor", ["inline", "ray"])
+def test_a_resume_before_the_first_checkpoint_and_one_of_a_complete_run_end_with_exit_0(recipe, tmp_path, executor):
+    flags = ("--executor", executor, "checkpointing.period=500")
     killed = start(recipe, tmp_path / "run", *flags)
     until_started(tmp_path / "run")
     killed.kill()

@@ -32,6 +32,7 @@ def test_samples_lag_behind_by_the_staleness_window_and_no_more(checkpoints, pro
     assert query(run_dir, "select max(step - 1 - weight_version), count(*) from samples where status = 'trained'") == [
         (window, 16)
     ]
+    assert query(run_dir, "select count(*) from samples where partition = 'train'") == [(16,)], "nothing is left over"
 
 
 def test_each_row_is_scored_by_the_teacher_of_its_agent(checkpoints, prompt_file, tmp_path):

@@ -79,6 +79,26 @@ class HangsOn:
         before_stage(role, hang)
 
 
+class StopsIdle:
+    """Stops its process for ever between two claims, the first time, and leaves its id where the clock looks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, role) -> None:
+        folder, turn = self.folder, role.turn
+
+        def turning(ready=None):
+            done = turn(ready)
+            if role.workers[-1].samples and not folder.exists():
+                folder.mkdir()
+                (folder / str(os.getpid())).touch()
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return done
+
+        role.turn = turning
+
+
 class Meet:
     """Step 2 is trained once the rows of step 3 are scored, and these are sampled only while it is being trained."""
 
@@ -103,6 +123,21 @@ def until(holds) -> None:
     while not holds():
         assert time.monotonic() < deadline, "nobody else works meanwhile"
         time.sleep(0.02)
+
+
+class Raises:
+    """Raises whenever it runs its stage."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __call__(self, role) -> None:
+        reason = self.reason
+
+        def fail(batch) -> None:
+            raise RuntimeError(reason)
+
+        before_stage(role, fail)
 
 
 class RaisesOn:
@@ -198,6 +233,25 @@ def test_a_process_that_says_nothing_any_more_is_replaced_and_its_rows_go_on(che
     run_dir = run_on_ray(config, tmp_path / "run", {"generator": stops}, clock=Impatient(stops.folder))
     lost = "select detail from events where kind = 'worker_lost' and worker = 'generator'"
     assert "timed_out: no sign of life from generator for " in query(run_dir, lost)[0][0] and trained_once(run_dir)
+
+
+@pytest.mark.parametrize("role", ["generator", "teacher:sort"])
+def test_a_process_that_stops_between_two_claims_costs_no_trained_step(checkpoints, prompt_file, tmp_path, role):
+    config, stops = small_config(checkpoints, prompt_file, grpo__max_num_steps=5), StopsIdle(tmp_path / "idle")
+    run_dir = run_on_ray(config, tmp_path / "run", {role: stops}, clock=Impatient(stops.folder))
+    assert trained_once(run_dir) and query(run_dir, "select max(epoch) from events") == [(0,)]
+    lost = query(run_dir, "select worker, detail from events where kind = 'worker_lost'")
+    assert [worker for worker, _ in lost] == [role] and f"no sign of life from {role}" in lost[0][1]
+
+
+def test_a_worker_says_in_its_log_when_it_is_ready_and_what_it_raised(checkpoints, prompt_file, tmp_path):
+    config = small_config(checkpoints, prompt_file)
+    with pytest.raises(JobFailed, match="no room for a trainer"):
+        run_on_ray(config, tmp_path / "run", {"trainer": Raises("no room for a trainer")})
+    logs = {log.stem: log.read_text() for log in (tmp_path / "run" / "logs").iterdir()}
+    assert set(logs) == {"generator", "teacher-rev", "teacher-sort", "trainer"}
+    assert all("is ready (process " in log for log in logs.values())
+    assert "Traceback" in logs["trainer"] and "RuntimeError: no room for a trainer" in logs["trainer"]
 
 
 def test_a_teacher_that_raises_for_a_row_fails_that_row_alone(checkpoints, prompt_file, tmp_path):

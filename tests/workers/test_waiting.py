@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 
 from dataplane import open_plane
 from schemas.errors import DeadlinePassed
 from tests.workers.runs import query, run, small_config
 from workers.control.waiting import Waiting
-from workers.executors import Status
+from workers.executors import CallLost, Status
 from workers.reports.report import Reporter
 
 
@@ -17,6 +20,7 @@ class Slow:
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.now = seconds, 0.0
+        self.news: list[str] = []
         self.statuses = {"generator": Status("generate", "train", ["a", "b"], 1.0, 12.5), "trainer": Status(seconds=3)}
 
     def wait(self, until, what, *, deadline_s, meanwhile) -> None:
@@ -27,9 +31,39 @@ class Slow:
                 raise DeadlinePassed(what)
 
 
+    def take_news(self) -> list[str]:
+        taken, self.news = self.news, []
+        return taken
+
+
+class Loses(Slow):
+    """An executor that loses each role's process the first time it runs a call."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+        self.calls: list[str] = []
+
+    def names(self) -> list[str]:
+        return ["generator", "trainer"]
+
+    def submit(self, role, method, *arguments):
+        self.calls.append(role)
+        lost = self.calls.count(role) == 1
+        self.news += [f"{role} was lost"] * lost
+        return SimpleNamespace(done=lambda: self.now > 2, result=partial(self._result, lost))
+
+    def _result(self, lost: bool) -> str:
+        if lost:
+            raise CallLost
+        return "done"
+
+
 class Heard(Reporter):
     def __init__(self) -> None:
         self.said: list[str] = []
+
+    def news(self, line) -> None:
+        self.said.append(line)
 
     def waits_long(self, what, seconds, workers) -> None:
         self.said.append(f"{what} {seconds:.0f} {workers}")
@@ -95,3 +129,17 @@ def run_dir_of(tmp_path):
     from workers.rundir import RunDir
 
     return RunDir(tmp_path / "run")
+
+
+def test_a_call_that_was_lost_with_its_process_is_made_again_and_the_loss_is_told(plane):
+    executor, heard = Loses(), Heard()
+    waiting = Waiting(plane, executor, heard, lambda: False, 100.0, clock=lambda: executor.now)
+    assert waiting.call("generator", "examine", what="its invariants") == "done"
+    assert executor.calls == ["generator", "generator"] and heard.said == ["generator was lost"]
+
+
+def test_of_a_call_to_all_only_those_that_were_lost_are_missing(plane):
+    executor = Loses()
+    waiting = Waiting(plane, executor, Reporter(), lambda: False, 100.0, clock=lambda: executor.now)
+    executor.calls = ["trainer"]
+    assert waiting.call_all("take_work", what="their work") == {"trainer": "done"}

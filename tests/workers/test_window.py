@@ -16,11 +16,13 @@ from tests.stages.fakes import Letters
 from workers.control.admission import admit, group_of
 from workers.control.measures import Measures
 from workers.control.samplers import overtaking_window
+from workers.control.waiting import Waiting
 from workers.control.window import Window
 from workers.data import Prompt, PromptSet
 from workers.executors.inline import InlineExecutor
 from workers.loop import Worker
 from workers.partitions import create_partitions
+from workers.reports.report import Reporter
 
 PROMPTS, GENERATIONS, STEPS = 4, 2, 6
 
@@ -191,7 +193,8 @@ def test_a_sample_of_two_versions_is_stored_with_both_and_as_old_as_the_first(pl
     versions = plane.get(TRAIN, ["0000000-1", "0000001-0"], ["weight_version", "weight_version_max"])
     assert [versions.values(name) for name in versions] == [[7, 8], [8, 8]]
     plane.seal(9, mixed.window.next_members(9))
-    age = Measures(mixed.config, plane, InlineExecutor()).samples(9)
+    waiting = Waiting(plane, InlineExecutor(), Reporter(), lambda: False, 1.0)
+    age = Measures(mixed.config, plane, waiting).samples(9)
     assert (age["staleness_max"], age["staleness_mean"]) == (1.0, 2 / 8)
 
 

@@ -87,13 +87,13 @@ def _run(config: RunConfig, target: RunDir, executor: ExecutorName, *, resume: b
     inputs = read_inputs(config)
     for line in (*inputs.train.left_out("data.train"), *inputs.validation.left_out("data.validation")):
         typer.echo(f"warning: {line}", err=True)
-    with Progress(config, target, live=config.logger.progress) as report:
-        reports = Reports(report, TensorBoard(target.tensorboard)) if config.logger.tensorboard else report
-        try:
+    try:
+        with Progress(config, target, live=config.logger.progress) as report:
+            reports = Reports(report, TensorBoard(target.tensorboard)) if config.logger.tensorboard else report
             run_job(config, inputs, target, _executor(executor, config, target), resume=resume, report=reports)
-        except KeyboardInterrupt:
-            typer.echo("the same command with --resume goes on from here", err=True)
-            raise
+    except KeyboardInterrupt:
+        typer.echo("the same command with --resume goes on from here", err=True)
+        raise
 
 
 def _executor(name: ExecutorName, config: RunConfig, target: RunDir) -> Executor:

@@ -9,12 +9,14 @@ student once and publishes version n. Every wait has a deadline and says what it
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import pyarrow as pa
 
 from dataplane import DataPlane
 from schemas.columns import TRAIN
 from schemas.config import RunConfig
+from schemas.errors import StoreError
 from stages.protocols import Sampling
 from workers.checkpoints import drop_checkpoints
 from workers.control.admission import admit
@@ -65,8 +67,8 @@ class Controller:
         self.writing: set[int] = set()
         self.sealed = {step.step for step in plane.steps()}
         self.diagnostics = Diagnostics(config, plane, run_dir.diagnostics)
-        self.measures = Measures(config, plane, executor)
         self.waiting = Waiting(plane, executor, report, self.admit, config.failures.deadline_s)
+        self.measures = Measures(config, plane, self.waiting)
         self.call = self.waiting.call
         report.watch(Overview(self.waiting, window, lambda: executor.statuses))
         self.sampling = Sampling(**config.generator.sampling.model_dump(exclude_none=True), seed=config.run.seed)
@@ -89,11 +91,14 @@ class Controller:
                 if lost is not None:
                     self.plane.event("restoring", worker=lost.role, reason=lost.reason)
                     self.resume()
+                    self.report.news(f"{lost.role} was lost ({lost.reason}); going on from step {self.trained}")
                 self._run()
             except RoleLost as error:
                 lost = error
-            except Exception as error:
-                self.plane.event("run_failed", step=self.trained, waited_for=self.waiting.what, reason=str(error))
+            except BaseException as error:
+                reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+                with suppress(StoreError):  # a full disk, say: what ended the run is what counts
+                    self.plane.event("run_failed", step=self.trained, waited_for=self.waiting.what, reason=reason)
                 raise
             else:
                 self.plane.event("run_finished", step=self.trained)
@@ -120,8 +125,9 @@ class Controller:
             self.check_invariants(step)
         metrics = self.train(step)
         self.publish(step)
+        done = self.measures.take_work()
         own_s = time.thread_time() - own_s - self.waiting.take_elsewhere_seconds()
-        metrics |= self.measures.speed(metrics, time.perf_counter() - started, own_s)
+        metrics |= self.measures.speed(metrics, done, time.perf_counter() - started, own_s)
         metrics |= self.validate()
         self.record(step, metrics)
         self.checkpoint()

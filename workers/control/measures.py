@@ -18,8 +18,8 @@ from schemas.batch import Batch
 from schemas.columns import TRAIN
 from schemas.config import RunConfig
 from stages.routing import get_teacher_routing_metrics
+from workers.control.waiting import Waiting
 from workers.control.window import MEASURED
-from workers.executors import Executor
 from workers.loop import Work
 
 #: Stages that run beside training, and how the roles are called that run them.
@@ -29,10 +29,10 @@ BESIDE = {"generate": "generator", "teacher": "teacher"}
 class Measures:
     """Gathers the numbers of one step after another."""
 
-    def __init__(self, config: RunConfig, plane: DataPlane, executor: Executor) -> None:
+    def __init__(self, config: RunConfig, plane: DataPlane, waiting: Waiting) -> None:
         self.config = config
         self.plane = plane
-        self.executor = executor
+        self.waiting = waiting
         self._before: dict[str, Work] = {}
 
     def samples(self, step: int, rows: Batch | None = None) -> dict[str, float]:
@@ -48,19 +48,20 @@ class Measures:
 
     def between_steps(self) -> None:
         """Processor seconds since the last step belong to none; what the stages did goes to the next one."""
-        work, _ = self._take_work()
+        work, _ = self.take_work()
         self._before = {role: done._replace(plane_s=0.0) for role, done in work.items()}
 
-    def _take_work(self) -> tuple[dict[str, Work], float]:
+    def take_work(self) -> tuple[dict[str, Work], float]:
         """Of every role, and the processor seconds of answers to them, since they were last taken."""
-        calls = {role: self.executor.submit(role, "take_work") for role in self.executor.names()}
+        done = self.waiting.call_all("take_work", what="what the workers did")
         before, self._before = self._before, {}
-        work = {role: call.result() + before.get(role, Work()) for role, call in calls.items()}
-        return work, self.plane.take_served_seconds()
+        return {role: work + before.get(role, Work()) for role, work in done.items()}, self.plane.take_served_seconds()
 
-    def speed(self, trained: Mapping[str, float], wall_s: float, controller_s: float) -> dict[str, float]:
-        """Seconds and rates since the last step; *trained* is what the trainer said of this one."""
-        work, answers_s = self._take_work()
+    def speed(
+        self, trained: Mapping[str, float], done: tuple[dict[str, Work], float], wall_s: float, controller_s: float
+    ) -> dict[str, float]:
+        """Seconds and rates of a step: what the trainer said of it, and what was *done* since the last one."""
+        work, answers_s = done
         plane_s = {
             "controller_s": controller_s,
             "answers_s": answers_s,

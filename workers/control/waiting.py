@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from dataplane import DataPlane
-from workers.executors import Executor, describe
+from workers.executors import CallLost, Executor, describe
 from workers.reports.report import Reporter
 
 #: Seconds after which a wait is worth an event.
@@ -39,10 +40,22 @@ class Waiting:
         self._elsewhere_s = 0.0
 
     def call(self, role: str, method: str, *arguments: Any, what: str) -> Any:
-        """Run a method of a role; its result."""
-        call = self._executors(self.executor.submit, role, method, *arguments)
-        self._wait(call.done, what)
-        return self._executors(call.result)
+        """Run a method of a role; its result. A role without state that is lost meanwhile is called again."""
+        while True:
+            call = self._executors(self.executor.submit, role, method, *arguments)
+            self._wait(call.done, what)
+            with suppress(CallLost):
+                return self._executors(call.result)
+
+    def call_all(self, method: str, *, what: str) -> dict[str, Any]:
+        """Run a method of every role at once; the results by role, without those that were lost meanwhile."""
+        calls = {role: self._executors(self.executor.submit, role, method) for role in self.executor.names()}
+        self._wait(lambda: all(call.done() for call in calls.values()), what)
+        results = {}
+        for role, call in calls.items():
+            with suppress(CallLost):
+                results[role] = self._executors(call.result)
+        return results
 
     def on_change(self, check: Callable[[], bool]) -> Callable[[], bool]:
         """*check*, asked again only when the store has changed."""
@@ -94,6 +107,8 @@ class Waiting:
 
     def _between(self) -> bool:
         moved = self.meanwhile()
+        for line in self.executor.take_news():
+            self.report.news(line)
         waited_s = self.clock() - self.since
         if waited_s > LONG_S and not self._told:
             self._told = True

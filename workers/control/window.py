@@ -63,7 +63,8 @@ class Window:
 
     def room(self, next_step: int, published: int) -> int:
         """Groups that may be admitted now: *next_step* is the next to be sealed, *published* the newest weights."""
-        newest_step = published + 1 + self.config.grpo.async_grpo.window
+        grpo = self.config.grpo
+        newest_step = min(published + 1 + grpo.async_grpo.window, grpo.max_num_steps)
         wanted = max(0, (newest_step - next_step + 1) * self.groups_per_step - len(self.open))
         return self.pressure.room(len(self.open), wanted) if wanted else 0
 

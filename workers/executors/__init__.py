@@ -45,6 +45,10 @@ class RoleLost(Exception):
         self.reason = reason
 
 
+class CallLost(Exception):
+    """The process that ran a call was lost; its role, which has no state, runs again: the call can be made again."""
+
+
 #: What the controller does while it waits; whether that gave anybody something to do.
 Meanwhile = Callable[[], bool]
 
@@ -83,7 +87,11 @@ class Executor(Protocol):
         """What every role does, as far as that is known; asked from other threads too."""
         ...
 
+    def take_news(self) -> Sequence[str]:
+        """What befell roles since it was asked last, a line each."""
+        ...
+
     def stop(self) -> None: ...
 
 
-__all__ = ["BuildRole", "Call", "Executor", "Meanwhile", "RoleLost", "RoleSpec", "Status", "describe"]
+__all__ = ["BuildRole", "Call", "CallLost", "Executor", "Meanwhile", "RoleLost", "RoleSpec", "Status", "describe"]

@@ -8,15 +8,19 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from dataplane.backends.scratch import own_folder
 from schemas.errors import InputError
 from workers.executors import RoleSpec
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the errors of loops are ours to tell
 os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # read by processes that start: a thread's arena keeps what it freed
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
@@ -35,6 +39,7 @@ class Cluster:
         """Connect this process. Raises InputError for what *roles* ask for and can never get."""
         import ray
 
+        handler = signal.getsignal(signal.SIGTERM)
         if self.address:
             ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
         else:
@@ -43,6 +48,7 @@ class Cluster:
             asked = sum(spec.cpus * spec.ranks for spec in roles.values())
             _start_local(max(os.cpu_count() or 1, asked), self._folder)
         self._started = True
+        _handle(signal.SIGTERM, handler)
         _let_raylets_print(False)
         refuse_impossible(ray.cluster_resources(), roles)
 
@@ -71,6 +77,12 @@ def _start_local(cpus: float, folder: Path) -> None:
         object_store_memory=128 * 2**20,
         _temp_dir=str(folder),
     )
+
+
+def _handle(number: signal.Signals, handler: Any) -> None:
+    """Put back a handler in whose place Ray has put two of its own: one prints a C++ stack, one leaves at once."""
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(number, handler)
 
 
 def _let_raylets_print(allowed: bool) -> None:

@@ -7,7 +7,11 @@ import gc
 import os
 import threading
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +64,16 @@ class RoleHost:
             self.ranks = Ranks.join(self._meeting or meet(*meeting), self.rank, self.size)
         self.role = build(self.plane, ranks=self.ranks)
         self.role.expect_to_die(self.settings.lease_s)
+        tell(f"{self.role.name} is ready (process {os.getpid()})")
         gc.freeze()  # libraries and models stay: the collector need not walk them again and again
         return os.getpid()
 
     def loop(self) -> None:
         """Take turns until told to stop; an error that is no row's ends the loop and is the caller's."""
+        with told():
+            self._loop()
+
+    def _loop(self) -> None:
         if not self.role.workers:
             self._stopping.wait()  # it only answers calls
         tasks = [(worker.partition, worker.stage.task) for worker in self.role.workers]
@@ -80,7 +89,8 @@ class RoleHost:
         """What the controller calls: ``call``, and ``status`` says so meanwhile."""
         self._called = method, time.monotonic()
         try:
-            return self.call(method, *arguments)
+            with told():
+                return self.call(method, *arguments)
         finally:
             self._called = None
 
@@ -130,6 +140,21 @@ class HostSettings:
         import torch
 
         torch.set_num_threads(self.threads)
+
+
+def tell(line: str) -> None:
+    """A line in the log."""
+    print(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {line}", flush=True)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What is raised here is in the log before it is the caller's."""
+    try:
+        yield
+    except Exception:
+        tell(traceback.format_exc())
+        raise
 
 
 def own_address() -> str:

@@ -62,6 +62,9 @@ class InlineExecutor:
         """What every role does."""
         return {name: status_of(role) for name, role in list(self.roles.items())}
 
+    def take_news(self) -> Sequence[str]:
+        return ()
+
     def stop(self) -> None:
         self.roles.clear()
 

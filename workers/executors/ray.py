@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from dataplane import DataPlane
 from schemas.errors import DeadlinePassed, JobFailed, OpdError
-from workers.executors import Meanwhile, RoleLost, RoleSpec, Status, describe
+from workers.executors import CallLost, Meanwhile, RoleLost, RoleSpec, Status, describe
 from workers.executors.cluster import Cluster
 from workers.executors.host import HostSettings, RoleHost
 from workers.executors.lost import cause_of, lost_rank, why_ended
@@ -23,6 +23,8 @@ from workers.teachers.cluster import TeacherCluster, reserve
 
 #: Seconds between two looks at what is waited for, and between two at what every role does.
 POLL_S, LOOK_S = 0.005, 0.5
+#: The first looks come sooner, for what is quickly done.
+FIRST_POLL_S = 0.0005
 #: Seconds that a role may take to start.
 START_S = 300.0
 
@@ -65,6 +67,7 @@ class RayExecutor:
         self._hosted: dict[str, Hosted] = {}
         self._reserved: dict[str, TeacherCluster] = {}
         self._looked = 0.0
+        self._news: list[str] = []
 
     # -- life -----------------------------------------------------------------------------------------
 
@@ -143,7 +146,11 @@ class RayExecutor:
         return list(self._hosted)
 
     def submit(self, role: str, method: str, *arguments: Any) -> RayCall:
-        return RayCall(self, role, method, self._hosted[role].actors[0].answer.remote(method, *arguments))
+        return RayCall(self, role, method, arguments)
+
+    def leader(self, role: str) -> Any:
+        """The actor that answers calls to *role*."""
+        return self._hosted[role].actors[0]
 
     def loops(self, role: str) -> Sequence[Any]:
         """What the ranks of *role* run without end."""
@@ -155,7 +162,7 @@ class RayExecutor:
         A stage that runs for *deadline_s* is ended first, so the wait itself lasts twice as long.
         """
         moved = due = self.clock.monotonic()
-        position = self._plane.position()
+        position, pause = self._plane.position(), FIRST_POLL_S
         while not until():
             now, seen = self.clock.monotonic(), self._plane.position()
             if seen != position or now >= due:
@@ -165,12 +172,17 @@ class RayExecutor:
             self._look_after(deadline_s)
             if now - moved > 2 * deadline_s:
                 raise DeadlinePassed(f"{what}: nothing moved for {now - moved:.1f} s; {describe(self.statuses)}")
-            self.clock.sleep(POLL_S)
+            self.clock.sleep(pause)
+            pause = min(2 * pause, POLL_S)
 
     @property
     def statuses(self) -> dict[str, Status]:
         """What every role said last of what it does."""
         return {name: hosted.status for name, hosted in list(self._hosted.items()) if hosted.status is not None}
+
+    def take_news(self) -> Sequence[str]:
+        taken, self._news = self._news, []
+        return taken
 
     # -- health ---------------------------------------------------------------------------------------
 
@@ -215,6 +227,7 @@ class RayExecutor:
         hosted = self._hosted[name]
         hosted.lost += 1
         self._plane.event("worker_lost", worker=name, reason=reason, times=hosted.lost)
+        self._news.append(f"{name} was lost ({reason}); it is started again")
         self._end(name)
         if hosted.lost > self.restarts:
             raise JobFailed(
@@ -227,32 +240,36 @@ class RayExecutor:
 
 
 class RayCall:
-    """A method running on an actor."""
+    """A method running on the actor that leads a role."""
 
-    def __init__(self, executor: RayExecutor, role: str, method: str, reference: Any) -> None:
+    def __init__(self, executor: RayExecutor, role: str, method: str, arguments: Sequence[Any]) -> None:
         self.executor = executor
         self.role = role
         self.method = method
-        self.reference = reference
-        self.future = reference.future()  # asked every few milliseconds; ray.wait would cost a millisecond each time
+        self.actor = executor.leader(role)
+        self.reference = self.actor.answer.remote(method, *arguments)
+        self.future = self.reference.future()  # asked every few milliseconds; ray.wait would cost one each time
 
     def done(self) -> bool:
         return bool(self.future.done())
 
     def result(self) -> Any:
-        """Its value. Raises what it raised, and RoleLost when its process died."""
+        """Its value. Raises what it raised; when its process died, RoleLost or CallLost, and the role runs again."""
         import ray
 
         try:
             return ray.get(self.reference)
         except ray.exceptions.RayActorError as error:
-            self.executor.replace(self.role, f"its process died: {cause_of(error)}")
-            raise RoleLost(self.role, cause_of(error)) from error
+            self._lost(f"its process died: {cause_of(error)}", error)
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, OpdError):
                 raise cause from error
             if lost := lost_rank(self.executor.loops(self.role)):
-                self.executor.replace(self.role, lost)
-                raise RoleLost(self.role, lost) from error
+                self._lost(lost, error)
             raise JobFailed(f"{self.role}.{self.method}: {cause_of(error)}") from error
+
+    def _lost(self, reason: str, error: Exception) -> NoReturn:
+        if self.actor is self.executor.leader(self.role):  # else whoever looks after the actors saw it first
+            self.executor.replace(self.role, reason)
+        raise CallLost(f"{self.role}.{self.method}: {reason}") from error

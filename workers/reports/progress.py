@@ -78,6 +78,9 @@ class Progress(Reporter):
     def resumed(self, validations: Mapping[int, Mapping[str, float]]) -> None:
         self.validations.update(validations)
 
+    def news(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     def waits_long(self, what: str, seconds: float, workers: str) -> None:
         if not self.live:
             said = f"waiting for {what} since {seconds:.0f} s: {workers}"

@@ -22,6 +22,9 @@ class Reporter:
     def waiting(self, what: str) -> None:
         """The controller waits for something else now."""
 
+    def news(self, line: str) -> None:
+        """Something happened that nobody waited for."""
+
     def waits_long(self, what: str, seconds: float, workers: str) -> None:
         """It has done so for long; what every worker does."""
 
@@ -49,6 +52,10 @@ class Reports(Reporter):
     def waiting(self, what: str) -> None:
         for reporter in self.reporters:
             reporter.waiting(what)
+
+    def news(self, line: str) -> None:
+        for reporter in self.reporters:
+            reporter.news(line)
 
     def waits_long(self, what: str, seconds: float, workers: str) -> None:
         for reporter in self.reporters:
