@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dataplane.blocks.block import write
+from dataplane.blocks.block import PARTITION, write
 from dataplane.catalog.host import CatalogHost
 from dataplane.catalog.reader import schema_bytes
 from dataplane.claim import Claim
@@ -221,7 +221,8 @@ class DataPlane(PlaneReader):
             raise
 
     def _write(self, partition: str, ids: list[str], arrays: dict[str, pa.Array]) -> Block:
-        return write(self.storage, self._fields(partition, [*arrays, SAMPLE_ID]), arrays, ids)
+        schema = self._fields(partition, [*arrays, SAMPLE_ID]).with_metadata({PARTITION: partition})
+        return write(self.storage, schema, arrays, ids)
 
 
 def _check_ids(ids: Sequence[str]) -> None:

@@ -128,6 +128,13 @@ class TaskProgress(msgspec.Struct):
     failed: int
 
 
+class TaskColumns(msgspec.Struct, frozen=True):
+    """What a task declares."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
 class Buffered(msgspec.Struct, frozen=True):
     """Rows that belong to no step and have not failed, and the bytes that they take."""
 

@@ -30,6 +30,9 @@ MAX_OPEN = 2048
 #: Bytes kept of open blocks that are no maps but copies in memory.
 MAX_OPEN_BYTES = 256 << 20
 
+#: What a file says in its schema's metadata, for whoever finds it without a record.
+PARTITION = "partition"
+
 #: The values of a smaller block are copied on their way to the file: one piece costs less than many.
 _COPY_BELOW = 64 << 10
 

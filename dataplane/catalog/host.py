@@ -192,15 +192,34 @@ class CatalogHost(ClaimHost):
         with self._guard:
             self._snapshot(trim)
 
-    def forget(self, block: str, columns: Sequence[str]) -> int:
-        """Clear what rows have of *columns* in a block that is gone or damaged; how many rows had something."""
+    def forget(self, block: str, columns: Sequence[str]) -> dict[str, list[str]]:
+        """Clear what rows have of *columns* in a block that is gone or damaged; those rows, by partition."""
         with self._guard:
-            rows = 0
+            rows = {}
             for found in self._catalog.partitions.values():
                 slots = found.needing(self._catalog.blocks.indexes(block))
-                self._clear(found, found.numbers_at(slots), [name for name in columns if name in found.cells])
-                rows += len(slots)
+                if len(slots):
+                    rows[found.name] = found.ids_at(slots)
+                    self._clear(found, found.numbers_at(slots), [name for name in columns if name in found.cells])
             return rows
+
+    def acknowledge(self, partition: str, task: str, ids: Sequence[str]) -> None:
+        """The task is done with these rows, whose values are there: no claim is known of it any more."""
+        with self._guard:
+            found = self._partition(partition)
+            self._queue(found, task)
+            self._write(
+                records.Committed(
+                    time=self.clock(),
+                    partition=partition,
+                    task=task,
+                    claim="",
+                    runs=to_runs(self._known(found, ids)),
+                    block=None,
+                    failed={},
+                    lineage=Lineage(task=task),
+                )
+            )
 
     # -- the run ------------------------------------------------------------------------------------------------------
 

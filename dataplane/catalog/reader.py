@@ -155,6 +155,12 @@ class CatalogReader:
         with self._guard:
             return buffered_of(self._partition(partition), self._catalog.blocks)
 
+    def tasks(self, partition: str) -> dict[str, messages.TaskColumns]:
+        """What the declared tasks read and write."""
+        with self._guard:
+            tasks = self._partition(partition).tasks.values()
+            return {task.name: messages.TaskColumns(task.reads, task.writes) for task in tasks}
+
     def row_state(self, partition: str, columns: Sequence[str] = ()) -> pa.Table:
         """A row a row: error, step, trained, attempt, claimed, missing, complete."""
         with self._guard:

@@ -1,20 +1,19 @@
 """``repair``: what ``check`` found is put right; whatever is whole stays readable.
 
 A journal is cut where it stops being whole, unless a snapshot stands behind that place: then it goes on from there.
-Blocks whose records were lost with it are read again and put as they are. What a damaged or missing block held is
-cleared, and its rows fail as lost.
+Blocks whose records were lost with it are put back (``adopt.py``). What a damaged or missing block held is cleared,
+and its rows fail as lost unless it lies in one of those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import pyarrow as pa
+from typing import NamedTuple
 
 from dataplane.backends.storage import Storage
 from dataplane.plane import DataPlane
+from dataplane.upkeep.adopt import adopt
 from dataplane.upkeep.check import Checked, check
-from schemas.columns import SAMPLE_ID
 from schemas.errors import StoreError
 
 _JOURNAL = ("journal_damaged", "journal_cut", "torn_tail")
@@ -38,8 +37,9 @@ def repair(opened: Callable[[], Storage]) -> list[str]:
     finally:
         storage.close()
     with DataPlane(opened()) as plane:
-        done += _drop_broken(plane, found)
-        done += _orphans(plane, found, adopt=records_lost)
+        losses = _clear_broken(plane, found)
+        done += _orphans(plane, found, keep=records_lost)
+        done += [_fail(plane, loss) for loss in losses]
         if any(p.kind in _SNAPSHOT for p in found.problems):
             plane._writer.snapshot(False)
             done.append("made the snapshot again from the journal")
@@ -69,52 +69,36 @@ def _whole_tail(storage: Storage, position: int, until: int) -> bytes:
     return storage.journal(position)[: until - position] if until > position else b""
 
 
-def _drop_broken(plane: DataPlane, found: Checked) -> list[str]:
-    done = []
-    for block, columns in found.broken.items():
-        names = sorted(set(columns))
-        code = "corrupt" if block in plane.storage.blocks() else "lost"
-        plane._writer.lose(block, f"{code}: block {block} ({', '.join(names)})")
-        rows = plane._writer.forget(block, names)
-        done.append(f"{rows} rows: cleared {', '.join(names)} of block {block}; they fail as {code}")
-    return done
+class _Loss(NamedTuple):
+    """Columns of a block that cannot be read, and the rows that had them, by partition."""
+
+    block: str
+    columns: list[str]
+    rows: dict[str, list[str]]
 
 
-def _orphans(plane: DataPlane, found: Checked, adopt: bool) -> list[str]:
+def _clear_broken(plane: DataPlane, found: Checked) -> list[_Loss]:
+    broken = {block: sorted(set(columns)) for block, columns in found.broken.items()}
+    return [_Loss(block, columns, plane._writer.forget(block, columns)) for block, columns in broken.items()]
+
+
+def _fail(plane: DataPlane, loss: _Loss) -> str:
+    """Give up the rows that nothing brought back; a line about it."""
+    code = "corrupt" if loss.block in plane.storage.blocks() else "lost"
+    named, failed = ", ".join(loss.columns), 0
+    for partition, ids in loss.rows.items():
+        lacking = set(ids) - set(plane.rows(partition, have=loss.columns))
+        plane.fail(partition, dict.fromkeys(sorted(lacking), f"{code}: block {loss.block} ({named})"))
+        failed += len(lacking)
+    rows = sum(map(len, loss.rows.values()))
+    back = f"; {rows - failed} of them lie in another block" if failed < rows else ""
+    return f"{rows} rows: cleared {named} of block {loss.block}; {failed} fail as {code}{back}"
+
+
+def _orphans(plane: DataPlane, found: Checked, keep: bool) -> list[str]:
     done = []
     for block in found.orphans:
-        kept = _adopt(plane, block) if adopt and block in plane.storage.blocks() else 0
+        kept = adopt(plane, block) if keep and block in plane.storage.blocks() else 0
         plane.storage.delete([block])
         done.append(f"put {kept} rows of block {block} again" if kept else f"deleted block {block}, which nobody needs")
     return done
-
-
-def _adopt(plane: DataPlane, block: str) -> int:
-    """Put what a block without a record holds and its rows lack; the number of rows.
-
-    A block that fits no partition becomes one of its own.
-    """
-    try:
-        table = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(plane.storage.view(block)))).read_all()
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, StoreError):
-        return 0  # it cannot be read: nothing in it is whole
-    names = [name for name in table.schema.names if name != SAMPLE_ID]
-    if SAMPLE_ID not in table.schema.names or table.column(SAMPLE_ID).null_count:
-        return 0
-    ids = table.column(SAMPLE_ID).to_pylist()
-    fitting = [
-        partition
-        for partition, schema in plane.partitions().items()
-        if all(name in schema.names and schema.field(name).type == table.schema.field(name).type for name in names)
-    ]
-    if not fitting:
-        fitting = [f"recovered_{block}"]
-        plane.create_partition(fitting[0], pa.schema([table.schema.field(name) for name in names]))
-    partition = max(fitting, key=lambda name: len(set(ids) & set(plane.ids(name))))
-    lacks = set(ids) - {i for name in names for i in plane.rows(partition, have=[name])}
-    rows = [row for row, sample_id in enumerate(ids) if sample_id in lacks]
-    if rows:
-        part = table.take(rows).combine_chunks()
-        plane.put(partition, [ids[row] for row in rows], {name: part.column(name).combine_chunks() for name in names})
-    return len(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -130,6 +131,23 @@ def test_a_journal_cut_at_every_byte_is_found_and_what_is_whole_is_kept(folder: 
             if file.name not in blocks:
                 file.unlink()
     assert len(kept) > 1 and "train" in kept  # before the partition was declared, a block becomes one of its own
+
+
+def test_of_two_attempts_without_records_the_later_counts_and_what_was_made_of_the_first_is_hidden(tmp_path) -> None:
+    folder = tmp_path / "plane"
+    with open_plane(folder) as plane:
+        admit(pipeline(plane), 1)
+        whole = (folder / "journal" / "00000000000000000000.log").stat().st_size
+        for tokens in ([1, 2], [7, 8]):
+            claimed(plane, "generate").commit({"input_ids": [tokens], "generation_logprobs": [[0.0, -0.5]]})
+            if tokens == [1, 2]:
+                claimed(plane, "teacher").commit({"teacher_logprobs": [[0.0, -1.0]]})
+                plane.requeue("train", ["s0"], ["generate", "teacher"])
+    os.truncate(folder / "journal" / "00000000000000000000.log", whole)
+    mended(folder)
+    with open_plane(folder) as plane:
+        assert plane.rows("train", have=["teacher_logprobs"]) == [] and plane.claim("train", "generate") is None
+        assert claimed(plane, "teacher").batch.values("input_ids") == [[7, 8]]
 
 
 def test_a_damaged_record_before_a_snapshot_costs_nothing_but_its_history(folder: Path) -> None:

@@ -27,7 +27,8 @@ def admit(
     """Add *generations* rows for each group, given with its row of *prompts*; the sample ids by group."""
     ids = {group: [f"{group}-{index}" for index in range(generations)] for group in groups}
     names = [sample_id for group in ids.values() for sample_id in group]
-    rows = Batch(names, prompts.take(pa.array(np.repeat(list(groups.values()), generations))))
+    at = np.fromiter(groups.values(), np.int64, len(groups))
+    rows = Batch(names, prompts.take(pa.array(np.repeat(at, generations))))
     once = {
         "sampling": _sampling(sampling, len(names)),
         "group_id": [group for group in groups for _ in range(generations)],

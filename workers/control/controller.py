@@ -95,7 +95,7 @@ class Controller:
                 self._run()
             except RoleLost as error:
                 lost = error
-            except BaseException as error:
+            except (Exception, KeyboardInterrupt) as error:
                 reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
                 with suppress(StoreError):  # a full disk, say: what ended the run is what counts
                     self.plane.event("run_failed", step=self.trained, waited_for=self.waiting.what, reason=reason)

@@ -44,6 +44,7 @@ def best_checkpoint(plane: DataPlane, keeping: CheckpointingConfig) -> int | Non
 def go_back(plane: DataPlane, window: Window, step: int) -> None:
     """Open the epoch that continues after *step*, and hand the window its open groups."""
     plane.new_epoch(step, tasks=RETRAINED)
+    _forget_training_of_unsealed(plane)
     lost = _of_lost_weights(plane, step)
     unsealed = set(plane.rows(TRAIN, sealed=False))
     requeued = [sample_id for sample_id in lost if sample_id in unsealed]
@@ -56,6 +57,14 @@ def go_back(plane: DataPlane, window: Window, step: int) -> None:
     for sample_id in everything:
         groups.setdefault(group_of(sample_id), []).append(sample_id)
     window.restore(groups, unsealed)
+
+
+def _forget_training_of_unsealed(plane: DataPlane) -> None:
+    """A repair may have put back what was made of a step, and could not know the step."""
+    rows = plane.rows(TRAIN, have=["student_logprobs"], sealed=False)
+    if rows:
+        declared = plane.progress(TRAIN).tasks
+        plane.requeue(TRAIN, rows, [task for task in RETRAINED if task in declared])
 
 
 def _of_lost_weights(plane: DataPlane, step: int) -> list[str]:
