@@ -43,9 +43,12 @@ class CheckpointWriter:
         self._writing: dict[int, Future[Path]] = {}
 
     def begin(self, step: int, write: Callable[[Path], None]) -> None:
-        """Have *write* fill the directory of *step*; returns as soon as the one before is whole. All ranks call it."""
-        for writing in self._writing.values():
-            writing.exception()
+        """Have *write* fill the directory of *step*; returns as soon as the one before is whole. All ranks call it.
+
+        Raises JobFailed when that one could not be written.
+        """
+        for earlier in [step for step, writing in self._writing.items() if writing.exception() is not None]:
+            self._result(earlier)
         partial = self.directory / f".step_{step:06d}.partial"
         if self.ranks.leader:
             for left in self.directory.glob(".*.partial"):

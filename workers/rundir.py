@@ -21,6 +21,13 @@ class RunDir:
 
     path: Path
 
+    @classmethod
+    def around(cls, run: str) -> RunDir:
+        """The directory of a run that is given by it or by the store in it; the current one for a redis:// URL."""
+        given = cls(Path() if "://" in run else Path(run))
+        outer = cls(given.path.parent)
+        return outer if outer.config.is_file() and not given.config.is_file() else given
+
     @property
     def config(self) -> Path:
         return self.path / "config.yaml"
@@ -59,6 +66,12 @@ class RunDir:
     @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
+
+    def own(self, recorded: str | Path) -> Path:
+        """A file that the run recorded, where it lies now: in this directory if it is there, which may be a copy."""
+        path = Path(recorded)
+        here = self.path / path.parent.name / path.name
+        return path if path.exists() and not here.exists() else here
 
     def check(self, *, resume: bool) -> None:
         """Raise InputError, with the ways out, unless a run can start (or continue) here."""

@@ -17,7 +17,7 @@ from schemas.errors import ConfigError, did_you_mean
 BUILT_IN = Path(__file__).resolve().parents[2] / "configs"
 
 #: Keys of a recipe file that are not settings: its base, and what ``save_resolved`` notes.
-_ABOUT_THE_FILE = ("extends", "versions")
+_ABOUT_THE_FILE = ("extends", "versions", "working_directory")
 
 
 def load_recipe(recipe: str, overrides: Sequence[str] = ()) -> RunConfig:

@@ -84,13 +84,15 @@ def versions() -> dict[str, str]:
 
 
 def save_resolved(config: RunConfig, path: str | Path) -> None:
-    """Write *config*, complete, with the ``versions`` that it ran on; ``load_recipe`` reads it back equal."""
+    """Write *config*, complete, with the ``versions`` that it ran on and the ``working_directory`` that its relative
+    paths start from; ``load_recipe`` reads it back equal."""
     Path(path).write_text(resolved_text(config), encoding="utf-8")
 
 
 def resolved_text(config: RunConfig) -> str:
     """What ``save_resolved`` writes."""
-    return _dumped({**config.model_dump(mode="json"), "versions": versions()})
+    about = {"versions": versions(), "working_directory": str(Path.cwd())}
+    return _dumped({**config.model_dump(mode="json"), **about})
 
 
 def without_store(text: str) -> str:

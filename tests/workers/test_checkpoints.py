@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.workers.spawned import on_ranks
 from workers.checkpoints import CheckpointWriter, drop_checkpoints, is_complete
 from workers.control.resume import best_checkpoint, newest_checkpoint
 from workers.ranks import Ranks
+from workers.rundir import RunDir
 
 
 def text(content: str):
@@ -104,10 +106,24 @@ def test_killed_while_it_is_written_or_removed_the_loader_picks_the_one_before(t
             plane.record_checkpoint(*writer.whole(wait=True)[0])
         writer.begin(4, lambda directory: (text("half")(directory), go.wait()))
         (tmp_path / "step_000003" / "trainer_state.json").unlink()  # what is left of it halfway through its removal
-        newest = newest_checkpoint(plane)
+        newest = newest_checkpoint(plane, RunDir(tmp_path.parent))
         go.set()
         writer.whole(wait=True)
     assert newest == (2, str(tmp_path / "step_000002"))
+
+
+def test_a_run_that_was_copied_goes_on_from_its_own_checkpoint_and_without_any_it_does_not_start_over(
+    checkpoints, prompt_file, tmp_path
+):
+    config = small_config(checkpoints, prompt_file, checkpointing__period=2)
+    shutil.copytree(run(config, tmp_path / "run").path, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "run")
+    longer = small_config(checkpoints, prompt_file, checkpointing__period=2, grpo__max_num_steps=4)
+    copy = run(longer, tmp_path / "copy", resume=True)
+    assert query(copy, "select detail from events where kind = 'epoch_opened'")[0][0].count('"after_step": 3')
+    shutil.rmtree(copy.checkpoints)
+    with pytest.raises(JobFailed, match=r"checkpoints of steps 2, 3, 4, and none is whole in .*copy/checkpoints"):
+        run(longer, tmp_path / "copy", resume=True)
 
 
 def write_parts(ranks: Ranks, directory: str) -> list[object]:
@@ -182,9 +198,9 @@ def test_the_best_is_the_newest_with_the_best_finite_value_that_is_still_there(t
                 (path / "trainer_state.json").touch()
             plane.record_checkpoint(step, str(path))
         keeping = CheckpointingConfig(metric_name="accuracy", higher_is_better=higher)
-        assert best_checkpoint(plane, keeping) == best
-        assert best_checkpoint(plane, CheckpointingConfig(metric_name="no such")) is None
-        assert best_checkpoint(plane, CheckpointingConfig()) is None
+        assert best_checkpoint(plane, RunDir(tmp_path.parent), keeping) == best
+        assert best_checkpoint(plane, RunDir(tmp_path.parent), CheckpointingConfig(metric_name="no such")) is None
+        assert best_checkpoint(plane, RunDir(tmp_path.parent), CheckpointingConfig()) is None
 
 
 def test_a_run_keeps_its_best_checkpoint_beside_the_newest(checkpoints, prompt_file, tmp_path):

@@ -28,7 +28,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
         fill(plane)
         validate(plane)
         plane.record_published(1, "checkpoints/step_000001")
-        plane.record_checkpoint(1, "checkpoints/step_000001")
+        plane.record_checkpoint(0, "elsewhere/checkpoints/step_000000")
+        plane.record_checkpoint(1, "elsewhere/checkpoints/step_000001")
+    (directory / "checkpoints" / "step_000001").mkdir(parents=True)
     return str(directory)
 
 
@@ -162,7 +164,8 @@ def test_ls_lists_what_is_there(run: str, opd) -> None:
     code, out, _ = opd("ls", run)
     assert code == 0 and "1 failed, 1 in_flight, 1 masked, 1 pending, 1 quarantined, 3 trained" in out
     assert out.endswith(
-        "steps: 1 trained, 1 sealed\nweights: 1 versions, newest 1\ncheckpoints: step 1 (checkpoints/step_000001)\n"
+        "steps: 1 trained, 1 sealed\nweights: 1 versions, newest 1\n"
+        f"checkpoints: step 0 (dropped), step 1 ({run}/checkpoints/step_000001)\n"
     )
 
 
@@ -172,7 +175,8 @@ def test_ls_as_json(run: str, opd) -> None:
     assert (train["name"], train["rows"], validation["status"]) == ("train", 8, {"done": 2})
     assert {"name": "student_logprobs", "type": "large_list<float>", "rows": 4} in train["columns"]
     assert found["bytes"] == train["bytes"] + validation["bytes"] > 0
-    assert found["checkpoints"] == [{"step": 1, "path": "checkpoints/step_000001"}]
+    assert found["checkpoints"][1] == {"step": 1, "path": f"{run}/checkpoints/step_000001", "there": True}
+    assert not found["checkpoints"][0]["there"]
 
 
 def test_inspection_needs_no_heavy_library(run: str) -> None:

@@ -98,8 +98,19 @@ def test_a_resumed_run_keeps_its_settings_and_says_what_the_recipe_says_now(reci
     assert first.communicate(timeout=120) and first.returncode == 0
     again = start(recipe, tmp_path / "run", "--executor", "inline", "grpo.max_num_steps=2", "--resume")
     _, said = again.communicate(timeout=120)
-    assert again.returncode == 0 and "warning: run.seed: the run keeps 3; add run.seed=0 to change it" in said
+    assert again.returncode == 0 and "warning: run.seed: the run keeps 3\n" in said
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["run"]["seed"] == 3
+
+
+def test_a_resumed_run_keeps_what_its_order_of_prompts_depends_on_and_names_what_else_changes(recipe, tmp_path):
+    first = start(recipe, tmp_path / "run", "--executor", "inline", "grpo.max_num_steps=1")
+    assert first.communicate(timeout=120) and first.returncode == 0
+    for key in ("run.seed=5", "policy.model=elsewhere", "data.train.0.path=other.jsonl"):
+        refused = start(recipe, tmp_path / "run", "--executor", "inline", key, "--resume")
+        _, said = refused.communicate(timeout=120)
+        assert refused.returncode == 2 and key.partition("=")[0] in said and "start a new run" in said
+    again = start(recipe, tmp_path / "run", "--executor", "inline", "grpo.max_num_steps=2", "--resume")
+    assert "grpo.max_num_steps: 1 until now, 2 from here on" in again.communicate(timeout=120)[1]
 
 
 def test_a_place_that_cannot_hold_a_run_is_refused_in_one_line(recipe, tmp_path):

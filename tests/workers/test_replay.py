@@ -57,6 +57,18 @@ def test_every_stage_of_an_inline_run_is_identical(finished: Path, step: int) ->
     assert {name: c.rows for name, c in report.stages[3].columns.items()} == {"loss": 4}
 
 
+def test_a_recipe_with_relative_paths_is_replayed_from_another_directory(
+    checkpoints: Path, prompt_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkpoints.parent)
+    run(small_config(Path(checkpoints.name), prompt_file, grpo__max_num_steps=1), tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    with replay("run", 1) as again:
+        verdicts = [stage.verdict for stage in again.run().stages]
+    assert verdicts[1:] == ["identical"] * 3 and verdicts[0] in ("identical", "within_tolerance")
+    assert Path.cwd() == tmp_path
+
+
 def test_generate_is_scored_again_within_the_tolerance(finished: Path) -> None:
     with replay(finished, 2) as again:
         [stage] = again.run("generate").stages

@@ -31,9 +31,10 @@ def ls(
     from workers.cli.listing import listing, listing_lines
     from workers.cli.output import to_json
     from workers.cli.stores import open_store
+    from workers.rundir import RunDir
 
     with open_store(run) as plane:
-        found = listing(plane)
+        found = listing(plane, RunDir.around(run))
     lines = [to_json(found)] if output_format is ListingFormat.json else listing_lines(found)
     for line in lines:
         typer.echo(line)

@@ -8,15 +8,20 @@ from typing import Any
 from dataplane import DataPlane
 from dataplane.sql import run_sql
 from dataplane.sql.readable import type_name
+from schemas.messages import Checkpoint
 from workers.cli.tables import render, terminal_width
+from workers.rundir import RunDir
 
 #: One pass over the catalog; no token column is read.
 _STATUS = "select partition, status, count(*) as rows from samples group by all order by all"
 _BYTES = "select partition, sum(bytes) as bytes, count(*) as blocks from blocks group by all"
 
 
-def listing(plane: DataPlane) -> dict[str, Any]:
-    """Partitions with columns, rows by status and bytes; steps, weights and checkpoints; plain data."""
+def listing(plane: DataPlane, run_dir: RunDir) -> dict[str, Any]:
+    """Partitions with columns, rows by status and bytes; steps, weights and checkpoints; plain data.
+
+    A checkpoint that was recorded may have been dropped since, as the recipe asks.
+    """
     statuses = run_sql(plane, _STATUS).to_pylist()
     sizes = {row["partition"]: row for row in run_sql(plane, _BYTES).to_pylist()}
     partitions = [
@@ -40,8 +45,13 @@ def listing(plane: DataPlane) -> dict[str, Any]:
         "steps_sealed": len(steps),
         "steps_trained": sum(step.trained_at is not None for step in steps),
         "weights": [{"version": weights.version, "path": weights.path} for weights in plane.published()],
-        "checkpoints": [{"step": checkpoint.step, "path": checkpoint.path} for checkpoint in plane.checkpoints()],
+        "checkpoints": [_checkpoint(checkpoint, run_dir) for checkpoint in plane.checkpoints()],
     }
+
+
+def _checkpoint(checkpoint: Checkpoint, run_dir: RunDir) -> dict[str, Any]:
+    path = run_dir.own(checkpoint.path)
+    return {"step": checkpoint.step, "path": str(path), "there": path.is_dir()}
 
 
 def listing_lines(found: dict[str, Any]) -> Iterator[str]:
@@ -60,7 +70,9 @@ def listing_lines(found: dict[str, Any]) -> Iterator[str]:
     if found["weights"]:
         yield f"weights: {len(found['weights'])} versions, newest {found['weights'][-1]['version']}"
     if found["checkpoints"]:
-        yield "checkpoints: " + ", ".join(f"step {each['step']} ({each['path']})" for each in found["checkpoints"])
+        places = (each["path"] if each["there"] else "dropped" for each in found["checkpoints"])
+        steps = (each["step"] for each in found["checkpoints"])
+        yield "checkpoints: " + ", ".join(f"step {step} ({place})" for step, place in zip(steps, places, strict=True))
     else:
         yield "checkpoints: none"
 

@@ -14,6 +14,7 @@ import typer
 
 from schemas.config import RunConfig, describe, load_recipe, warnings
 from schemas.config.recipe import find_recipe
+from schemas.config.resumed import changes, fixed
 from workers.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -68,12 +69,15 @@ def run(
 
 
 def _stored(target: RunDir, recipe: RunConfig, overrides: list[str]) -> RunConfig:
-    """What a resumed run goes on with: the settings it has, and the overrides given now; a warning for the rest."""
+    """What a resumed run goes on with: the settings it has, and the overrides given now; a line about each change."""
     kept = load_recipe(str(target.config), overrides)
+    for line in changes(load_recipe(str(target.config)), kept):
+        typer.echo(line, err=True)
     now = {setting.key: setting.value for setting in describe(kept)}
     for key, value in ((setting.key, setting.value) for setting in describe(recipe)):
         if now.get(key) != value and key != "run.name":
-            typer.echo(f"warning: {key}: the run keeps {now.get(key)!r}; add {key}={value!r} to change it", err=True)
+            change = "" if fixed(key) else f"; add {key}={value!r} to change it"
+            typer.echo(f"warning: {key}: the run keeps {now.get(key)!r}{change}", err=True)
     return kept
 
 

@@ -77,7 +77,7 @@ class Controller:
         """Continue after the newest complete checkpoint, in a new epoch."""
         self.accepting = False
         self.writing.clear()
-        self.trained, path = newest_checkpoint(self.plane)
+        self.trained, path = newest_checkpoint(self.plane, self.run_dir)
         self.published = self.trained
         self.call("trainer", "restore", path, what=f"restoring step {self.trained}")
         go_back(self.plane, self.window, self.trained)
@@ -223,4 +223,5 @@ class Controller:
         self.plane.retain(None if rows == "never" else rows, heavy_steps=None if payloads == "never" else payloads)
         keeping = self.config.checkpointing
         recorded = {checkpoint.step for checkpoint in self.plane.checkpoints()}
-        drop_checkpoints(self.run_dir.checkpoints, recorded, keeping.keep, best_checkpoint(self.plane, keeping))
+        best = best_checkpoint(self.plane, self.run_dir, keeping)
+        drop_checkpoints(self.run_dir.checkpoints, recorded, keeping.keep, best)

@@ -7,27 +7,37 @@ whose weights are newer than the checkpoint wait for the generator again; evalua
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pyarrow.compute as pc
 
 from dataplane import DataPlane
 from schemas.columns import TRAIN, VALIDATION
 from schemas.config.job import CheckpointingConfig
+from schemas.errors import JobFailed
 from workers.checkpoints import is_complete
 from workers.control.admission import group_of
 from workers.control.validation import version_of
 from workers.control.window import Window
 from workers.partitions import RETRAINED, SAMPLED
+from workers.rundir import RunDir
 
 
-def newest_checkpoint(plane: DataPlane) -> tuple[int, str | None]:
-    """(step, path) of the newest checkpoint that is whole; (0, None) without one."""
-    whole = [(c.step, c.path) for c in plane.checkpoints() if is_complete(Path(c.path))]
+def newest_checkpoint(plane: DataPlane, run_dir: RunDir) -> tuple[int, str | None]:
+    """(step, path) of the newest checkpoint that is whole; (0, None) where none was ever recorded.
+
+    Raises JobFailed when all that were are gone: going back to the initial student must be somebody's wish.
+    """
+    recorded = {checkpoint.step: run_dir.own(checkpoint.path) for checkpoint in plane.checkpoints()}
+    whole = [(step, str(path)) for step, path in recorded.items() if is_complete(path)]
+    if recorded and not whole:
+        raise JobFailed(
+            f"resume: the store has checkpoints of steps {', '.join(map(str, sorted(recorded)))}, and none is whole in "
+            f"{run_dir.checkpoints}; put one back, or start a new run"
+        )
     return max(whole, default=(0, None))
 
 
-def best_checkpoint(plane: DataPlane, keeping: CheckpointingConfig) -> int | None:
+def best_checkpoint(plane: DataPlane, run_dir: RunDir, keeping: CheckpointingConfig) -> int | None:
     """The step of the checkpoint that is best by ``metric_name``; None without the name or any such value."""
     steps = {step.step: step.metrics for step in plane.steps()}
     values = {
@@ -35,7 +45,7 @@ def best_checkpoint(plane: DataPlane, keeping: CheckpointingConfig) -> int | Non
         for checkpoint in plane.checkpoints()
         if (value := (steps.get(checkpoint.step) or {}).get(keeping.metric_name or "")) is not None
         and math.isfinite(value)
-        and is_complete(Path(checkpoint.path))
+        and is_complete(run_dir.own(checkpoint.path))
     }
     sign = 1 if keeping.higher_is_better else -1
     return max(values, key=lambda step: (sign * values[step], step), default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pdb
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -89,7 +89,8 @@ class Replay:
 
     def stage(self, name: str, overrides: Overrides = ()) -> Stage:
         """The stage itself, as the job built it, to be called by hand."""
-        return self._builder(_as_texts(overrides)).build(name, self.step).stage
+        with chdir(self.source.home()):
+            return self._builder(_as_texts(overrides)).build(name, self.step).stage
 
     def batch(self, name: str, overrides: Overrides = ()) -> Batch:
         """What the stage *name* is given: the whole step where its rows depend on each other, else the rows meant."""
@@ -106,7 +107,7 @@ class Replay:
         builder = self._builder(texts)
         names = stages or (("baseline", "train") if texts else STAGES)
         made: dict[str, Any] = {}
-        with _threads(builder.config.cluster.threads_per_worker):
+        with _threads(builder.config.cluster.threads_per_worker), chdir(self.source.home()):
             reports = [self._run(name, builder, made if texts else None, debug=debug) for name in names]
             changed = self._change(reports, builder) if texts else None
         return Report(self.step, reports, self.source.changed_versions(), texts, changed)

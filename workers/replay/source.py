@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 import yaml
@@ -101,9 +102,7 @@ class StoredRun:
 
     def changed_versions(self) -> dict[str, list[str | None]]:
         """Packages whose version is another than the run's: name → [then, now]."""
-        file = self.config_file
-        content = yaml.safe_load(self.plane.facts()[RECIPE] if file is None else file.read_text(encoding="utf-8"))
-        then = content.get("versions") or self._started_with()
+        then = self._recipe().get("versions") or self._started_with()
         now = versions()
         return {name: [then.get(name), now.get(name)] for name in {**then, **now} if then.get(name) != now.get(name)}
 
@@ -112,12 +111,18 @@ class StoredRun:
         started = [json.loads(event["detail"]) for event in events if event["kind"] == "run_started"]
         return {name: value for name, value in started[-1].items() if name in versions()} if started else {}
 
-    def moved(self, path: str | Path) -> Path:
-        """*path* as the run recorded it, or the same file beside this run when it was moved."""
-        recorded = Path(path)
-        if recorded.exists():
-            return recorded
-        return self.run_dir.path / recorded.parent.name / recorded.name
+    def _recipe(self) -> dict[str, Any]:
+        """The resolved recipe as it was written."""
+        file = self.config_file
+        content: dict[str, Any] = yaml.safe_load(
+            self.plane.facts()[RECIPE] if file is None else file.read_text(encoding="utf-8")
+        )
+        return content
+
+    def home(self) -> Path:
+        """Where the recipe's relative paths start: the run's working directory, or this process's if that is gone."""
+        recorded = self._recipe().get("working_directory")
+        return Path(recorded) if recorded and Path(recorded).is_dir() else Path.cwd()
 
 
 def open_run(run: str | Path, config: str | Path | None = None) -> StoredRun:
@@ -125,9 +130,9 @@ def open_run(run: str | Path, config: str | Path | None = None) -> StoredRun:
 
     Its recipe is *config*, else the ``config.yaml`` beside the store, else the one that the run recorded in it.
     """
-    text = str(run)
+    text = str(run) if "://" in str(run) else str(Path(run).absolute())
     directory = None if "://" in text else Path(text)
-    places = [Path(config)] if config is not None else []
+    places = [Path(config).absolute()] if config is not None else []
     if config is None and directory is not None:
         places = [directory / "config.yaml", directory.parent / "config.yaml"]
     plane = open_store(text)

@@ -24,13 +24,13 @@ def bring_to(run: StoredRun, role: TrainerRole, version: int) -> str:
     In order: a checkpoint of that version, the student that the run started from, its published file. When all are
     gone, the nearest older checkpoint is trained forward in memory through the stored batches of the steps between.
     """
-    whole = {c.step: path for c in run.plane.checkpoints() if is_complete(path := run.moved(c.path))}
+    whole = {c.step: path for c in run.plane.checkpoints() if is_complete(path := run.run_dir.own(c.path))}
     if version in whole:
         role.engine.reset(whole[version])
         return f"version {version}: checkpoint {whole[version].name}"
     if version == 0:
         return f"version 0: {role.config.policy.model}"
-    published = {w.version: path for w in run.plane.published() if (path := run.moved(w.path)).is_file()}
+    published = {w.version: path for w in run.plane.published() if (path := run.run_dir.own(w.path)).is_file()}
     if version in published:
         role.engine.load_weights(read_weights(published[version])[0])
         return f"version {version}: published weights {published[version].name}"
