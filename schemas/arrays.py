@@ -33,7 +33,19 @@ def to_arrow(data: ColumnData, field: pa.Field, sample_ids: Sequence[str]) -> pa
     array = _convert(data, field, sample_ids)
     if len(array) != len(sample_ids):
         raise InputError(f"column {field.name!r}: expected {len(sample_ids)} values, one per id, got {len(array)}")
+    if pa.types.is_large_list(field.type) and array.values.null_count:
+        _refuse_holes(array, field, sample_ids)
     return array
+
+
+def _refuse_holes(array: pa.Array, field: pa.Field, sample_ids: Sequence[str]) -> None:
+    """A row may be missing, and so may a log-prob inside one (NaN in tensors); a whole number or a flag may not."""
+    if pa.types.is_integer(field.type.value_type) or pa.types.is_boolean(field.type.value_type):
+        for sample_id, row in zip(sample_ids, array, strict=True):
+            if row.is_valid and row.values.null_count:
+                place = row.as_py().index(None)
+                what = f"column {field.name!r} of sample {sample_id!r}: value {place} is missing"
+                raise InputError(f"{what}; give one for every token, or null for the whole row")
 
 
 def _convert(data: ColumnData, field: pa.Field, sample_ids: Sequence[str]) -> pa.Array:

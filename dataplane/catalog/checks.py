@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from dataplane.blocks.canonical import check_type
 from dataplane.catalog.blocktable import BlockTable
-from dataplane.catalog.partition import Partition
+from dataplane.catalog.partition import Partition, Task
 from dataplane.numbers import Ints
 from schemas.columns import FAILURE_CODES, refuse_unknown
 from schemas.errors import InputError, did_you_mean
@@ -62,6 +62,16 @@ def check_absent(partition: Partition, slots: Ints, columns: Sequence[str]) -> N
         if present.any():
             sample_id = partition.ids[slots[np.argmax(present)]]
             raise InputError(f"column {column!r} of sample {sample_id!r} is there already; use replace to change it")
+
+
+def check_own(task: Task, columns: Sequence[str]) -> None:
+    """Columns that the task declares to write: others belong to somebody else, and its own would be missing."""
+    for column in columns:
+        if column not in task.writes:
+            raise InputError(
+                f"task {task.name!r} does not write column {column!r}{did_you_mean(column, task.writes)}; it declares "
+                f"{', '.join(task.writes)}"
+            )
 
 
 def check_error(error: str) -> None:

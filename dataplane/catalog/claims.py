@@ -19,7 +19,7 @@ import numpy as np
 from dataplane.backends.storage import Storage, Writer
 from dataplane.blocks.block import BlockReader
 from dataplane.catalog.catalog import Touched
-from dataplane.catalog.checks import check_absent, check_error, check_known, check_unique
+from dataplane.catalog.checks import check_absent, check_error, check_known, check_own, check_unique
 from dataplane.catalog.journal import Place
 from dataplane.catalog.leases import Lease
 from dataplane.catalog.locating import located
@@ -165,11 +165,12 @@ class ClaimHost(CatalogReader):
         else:
             done, failed = self._leaving(request, lease, found)
         if request.block is not None:
-            own = set(found.tasks[lease.task].writes)  # an attempt that died may have left some: they are replaced
-            check_known(found, request.block.columns[:-1])
-            others = [name for name in request.block.columns[:-1] if name not in own]
-            if others:
-                check_absent(found, found.slots(done), others)
+            columns = request.block.columns[:-1]
+            check_known(found, columns)
+            if found.tasks[lease.task].writes:  # an attempt that died may have left some: they are replaced
+                check_own(found.tasks[lease.task], columns)
+            else:
+                check_absent(found, found.slots(done), columns)
         return lease, done, failed
 
     def _leaving(self, request: CommitRequest, lease: Lease, partition: Partition) -> tuple[Ints, Ints]:

@@ -143,6 +143,15 @@ def test_a_worker_that_dies_between_columns_blocks_nobody_for_good(plane: DataPl
     assert plane.row_state("train").column("missing").to_pylist() == [[]]
 
 
+def test_a_commit_of_a_column_that_the_task_does_not_declare_is_refused_and_costs_nothing(plane: DataPlane) -> None:
+    admit(plane, 1)
+    claim = claimed(plane, "generate")
+    with pytest.raises(InputError, match=r"'generate' does not write column 'reward'; it declares input_ids"):
+        claim.commit({**generated(1), "reward": [1.0]})
+    claim.commit(generated(1))
+    assert plane.rows("train", have=["reward"]) == [] and plane.rows("train", have=["input_ids"]) == ["s0"]
+
+
 def test_where_narrows_to_the_wanted_values(plane: DataPlane) -> None:
     admit(plane, 6, teacher=["math", "code", "math", "chat", "code", "math"])
     assert ids_of(plane.claim("train", "generate", limit=2, where={"teacher": "math"})) == ["s0", "s2"]
@@ -172,8 +181,9 @@ def test_where_sees_rows_that_come_return_and_change(plane: DataPlane, clock: Fa
 def test_where_sees_values_that_another_task_wrote(plane: DataPlane) -> None:
     admit(plane, 2)
     plane.declare_task("train", "rate", reads=["prompt"])
+    plane.declare_task("train", "route", reads=["prompt"])
     assert plane.claim("train", "rate", where={"teacher": "math"}) is None
-    claimed(plane, "generate", limit=1).commit({**generated(1), "teacher": ["math"]})
+    claimed(plane, "route", limit=1).commit({"teacher": ["math"]})
     assert ids_of(plane.claim("train", "rate", where={"teacher": "math"})) == ["s0"]
 
 

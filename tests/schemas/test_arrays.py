@@ -113,3 +113,11 @@ def test_a_number_beyond_float32_is_refused_beside_an_infinity_that_is_meant():
     assert convert([[float("-inf"), 1.0], [2.0]], LOGPROBS) == [[float("-inf"), 1.0], [2.0]]
     with pytest.raises(InputError, match=r"sample 's1'.*1e\+300 is beyond the range"):
         convert([[float("-inf"), 1.0], [1e300]], LOGPROBS)
+
+
+@pytest.mark.parametrize("holed", [[None, [5, None]], pa.array([None, [5, None]], TOKENS)], ids=["lists", "arrow"])
+def test_a_row_may_be_missing_and_a_token_inside_one_may_not(holed: Any) -> None:
+    with pytest.raises(InputError, match=r"column 'c' of sample 's1': value 1 is missing; give one for every token"):
+        convert(holed, TOKENS)
+    assert convert([None, [5, 7]], TOKENS) == [None, [5, 7]]
+    assert convert(pa.array([[None], [5], [7]], TOKENS).slice(1), TOKENS) == [[5], [7]]
