@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dataplane.backends.storage import BlockGone
 from schemas.arrays import ColumnData, clean_text
 from schemas.batch import Batch
-from schemas.errors import CorruptData
+from schemas.errors import CorruptData, LeaseLost
 from schemas.messages import Granted
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class Claim:
         Without *sample_ids*: every row still leased and not in *failed*. Other rows stay leased. All of it is one
         journal record: a crash leaves all or nothing. Raises LeaseLost, InputError.
         """
+        if columns and sample_ids is None and not self._open:
+            raise LeaseLost(f"claim {self.id} is over: its rows were all committed or failed; claim again")
         failures = clean_text(dict(failed or {}))
         ids = list(sample_ids if sample_ids is not None else self._open)
         if failures and sample_ids is None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from dataplane import DataPlane, open_plane
 from schemas.config import RunConfig
 from schemas.config.resolved import resolved_text, save_resolved, versions, without_store
@@ -81,6 +83,11 @@ def _check_checkpoints(config: RunConfig) -> None:
         if not (Path(path) / "config.json").is_file():
             hint = "; `opd build-proxy runs/proxy` makes the quickstart's" if "proxy" in Path(path).parts else ""
             raise InputError(f"{what}: no checkpoint at {path!r} (no config.json there){hint}")
+        for file in sorted(Path(path).glob("*.safetensors")):
+            try:
+                safe_open(file, framework="pt").__exit__(None, None, None)
+            except (SafetensorError, OSError) as error:
+                raise InputError(f"{what}: {file} is cut or damaged ({error}); copy the checkpoint again") from None
 
 
 def run_job(

@@ -80,6 +80,8 @@ class RunDir:
             raise InputError(
                 f"{self.path}: a run is there already; continue it with --resume, remove it, or give another --run-dir"
             )
+        if not resume and self.path.is_dir() and any(self.path.iterdir()):
+            raise InputError(f"{self.path}: not empty, and no run is in it; give another --run-dir")
         if resume and not exists:
             raise InputError(f"{self.path}: no run to resume there (no {self.config.name}); start it without --resume")
 

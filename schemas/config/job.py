@@ -14,7 +14,9 @@ class RunSection(Section):
     """The run itself."""
 
     name: str = Field("run", min_length=1, description="names the run directory; default: the recipe's name")
-    seed: int = Field(0, ge=0, description="decides everything that is drawn: order of prompts, tokens, initial noise")
+    seed: int = Field(
+        0, ge=0, lt=1 << 63, description="decides everything that is drawn: order of prompts, tokens, initial noise"
+    )
 
 
 class StoreConfig(Section):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.config.base import ContextParallel, ModelParallel, Pair, PipelineParallel, Section, TensorParallel
+from schemas.config.base import ContextParallel, ModelParallel, PipelineParallel, Section, TensorParallel
 
 
 class PolicyConfig(Section):
@@ -57,12 +57,18 @@ class GeneratorConfig(Section):
     sampling: SamplingConfig = Field(default_factory=SamplingConfig, description="how training samples are drawn")
 
 
+#: What is left of a moment after a step.
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerConfig(Section):
     """The optimizer."""
 
     name: Literal["adamw"] = Field("adamw", description="which one")
     lr: float = Field(1e-5, gt=0, description="peak learning rate")
-    betas: Pair = Field((0.9, 0.999), description="decay of the two moments")
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = Field(
+        (0.9, 0.999), description="decay of the two moments"
+    )
     eps: float = Field(1e-8, gt=0, description="added to the denominator")
     weight_decay: float = Field(0.0, ge=0, description="decoupled decay a step, times lr")
     clip_grad_norm: float | None = Field(1.0, gt=0, description="bound on the gradient's norm; null = none")

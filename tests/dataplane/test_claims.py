@@ -152,6 +152,14 @@ def test_a_commit_of_a_column_that_the_task_does_not_declare_is_refused_and_cost
     assert plane.rows("train", have=["reward"]) == [] and plane.rows("train", have=["input_ids"]) == ["s0"]
 
 
+def test_a_second_commit_of_a_whole_claim_says_that_it_is_over(plane: DataPlane) -> None:
+    admit(plane, 1)
+    claim = claimed(plane, "generate")
+    claim.commit(generated(1))
+    with pytest.raises(LeaseLost, match="is over: its rows were all committed or failed; claim again"):
+        claim.commit(generated(1))
+
+
 def test_where_narrows_to_the_wanted_values(plane: DataPlane) -> None:
     admit(plane, 6, teacher=["math", "code", "math", "chat", "code", "math"])
     assert ids_of(plane.claim("train", "generate", limit=2, where={"teacher": "math"})) == ["s0", "s2"]

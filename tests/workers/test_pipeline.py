@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -203,6 +205,22 @@ def test_an_agent_without_a_teacher_is_refused_before_anything_starts(checkpoint
     )
     with pytest.raises(InputError, match="agent 'sort' has no teacher"):
         run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_that_holds_something_else_is_no_place_for_a_run(checkpoints, prompt_file, tmp_path):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(InputError, match="not empty, and no run is in it"):
+        run(small_config(checkpoints, prompt_file), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_checkpoint_that_was_cut_is_refused_by_file_before_anything_starts(checkpoints, prompt_file, tmp_path):
+    shutil.copytree(checkpoints, tmp_path / "models")
+    [weights] = (tmp_path / "models" / "sort").glob("*.safetensors")
+    os.truncate(weights, weights.stat().st_size - 8)
+    with pytest.raises(InputError, match=r"teacher 'sort': .*models/sort/model.safetensors is cut or damaged"):
+        run(small_config(tmp_path / "models", prompt_file), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
