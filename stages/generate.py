@@ -17,6 +17,11 @@ from stages.protocols import ChatTokenizer, Completion, Generator, Sampling
 Reward = Callable[[str, str, str], float]
 
 
+def chat(prompt: str, messages: str | None) -> list[dict[str, str]]:
+    """What a row asks, as messages; *messages* is JSON, None where the prompt is the user's only one."""
+    return json.loads(messages) if messages else [{"role": "user", "content": prompt}]
+
+
 @dataclass
 class Generate:
     """Sample a response for every row.
@@ -36,7 +41,7 @@ class Generate:
 
     def __call__(self, batch: Batch) -> Output:
         prompts = [
-            self.tokenizer.encode_chat(json.loads(messages) if messages else [{"role": "user", "content": prompt}])
+            self.tokenizer.encode_chat(chat(prompt, messages))
             for prompt, messages in zip(batch.values("prompt"), batch.values("messages"), strict=True)
         ]
         sampling = [Sampling(**{f.name: row[f.name] for f in fields(Sampling)}) for row in batch.values("sampling")]

@@ -29,6 +29,7 @@ from workers.roles.teacher import TeacherRole
 from workers.roles.trainer import TrainerRole
 from workers.rundir import RECIPE, RunDir
 from workers.teachers.index import assert_teachers_are_served, record_teachers
+from workers.teachers.lengths import refuse_longer_prompts
 from workers.teachers.payload import assert_payload_fits
 from workers.teachers.resources import check_teachers, teacher_engine
 from workers.tokenizer import HFTokenizer, refuse_other_vocabulary
@@ -56,6 +57,7 @@ def read_inputs(config: RunConfig) -> Inputs:
     tokenizer = HFTokenizer(config.policy.tokenizer or config.policy.model)
     for teacher in teacher_configs(config.on_policy_distillation):
         refuse_other_vocabulary(tokenizer, HFTokenizer(teacher.model_name), teacher.alias)
+    refuse_longer_prompts(config, train, tokenizer)
     return Inputs(train, held_out, tokenizer)
 
 
