@@ -245,6 +245,11 @@ class PlaneReader:
                 journal = (record for _, record in frames(data, start))
                 return events_table(journal, with_ids, first_seq, About(*about) if about is not None else None)
 
+    def is_cut(self) -> bool:
+        """Whether the journal ends before the place where its writer closed it: records are missing."""
+        writer = self.storage.writer()
+        return not writer.alive and writer.closed_at is not None and self._host.read_until() < writer.closed_at
+
     def save(self, url: str | os.PathLike[str]) -> int:
         """Copy the store as it is now to an empty place (a directory or a redis:// URL); the number of blocks."""
         from dataplane.opening import storage_at

@@ -78,6 +78,10 @@ class CatalogReader:
         self._indexes.clear()
         self._blocks.close()
 
+    def read_until(self) -> int:
+        """The byte of the journal up to which the catalog knows it."""
+        return self._journal.position
+
     # -- partitions and cells -----------------------------------------------------------------------------------------
 
     def partitions(self) -> dict[str, bytes]:

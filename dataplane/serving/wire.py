@@ -28,7 +28,7 @@ METHODS = (
     *("create_partition", "declare_task", "check_put", "put", "fail", "requeue", "clear"),
     *("claim", "renew", "release", "commit"),
     *("seal", "record_trained", "record_published", "record_checkpoint", "new_epoch", "record_fact", "note"),
-    *("lose", "merge", "snapshot", "forget", "acknowledge", "tasks"),
+    *("lose", "merge", "snapshot", "forget", "acknowledge", "tasks", "read_until"),
     *("partitions", "ids", "locate", "locate_all", "rows", "progress", "buffered", "row_state", "blocks"),
     *("members", "steps", "published", "checkpoints", "facts", "epoch", "position", "wait", "wait_ready"),
 )

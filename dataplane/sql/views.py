@@ -201,6 +201,14 @@ STEPS: tuple[ViewColumn, ...] = (
     _metric("exact_kl", "full-vocabulary reverse KL on held-out prompts, at validation steps", "nats"),
     _metric("wall_s", "wall time of the step", "s"),
     _metric("plane_s", "time in the store and the controller, summed over processes", "s"),
+    _metric("staleness_mean", "mean age of the step's samples", "weight versions"),
+    _metric("staleness_max", "age of its oldest sample", "weight versions"),
+    _metric("buffered_rows", "rows in no step yet, once it was trained"),
+    _metric("buffered_bytes", "their bytes", "bytes"),
+    _metric("tokens_per_s", "trained tokens a second of the whole step"),
+    _metric("generate_tokens_per_s", "response tokens a second of the generators' own time"),
+    _metric("teacher_tokens_per_s", "response tokens a second of the teachers' own time"),
+    _metric("train_tokens_per_s", "response tokens a second of the trainer's own time"),
 )
 
 

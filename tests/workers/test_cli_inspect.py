@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -167,6 +168,22 @@ def test_ls_lists_what_is_there(run: str, opd) -> None:
         "steps: 1 trained, 1 sealed\nweights: 1 versions, newest 1\n"
         f"checkpoints: step 0 (dropped), step 1 ({run}/checkpoints/step_000001)\n"
     )
+
+
+def test_a_query_may_begin_with_a_comment(run: str, opd) -> None:
+    assert opd("sql", run, f"-- the gaps\n{GAPS}") == opd("sql", run, GAPS)
+
+
+@pytest.mark.parametrize("verb", [("ls",), ("sql", "select 1")])
+def test_a_store_whose_journal_was_cut_is_read_with_a_warning(verb: tuple[str, ...], opd, tmp_path: Path) -> None:
+    with open_plane(tmp_path / "plane") as plane:
+        plane.create_partition("train", ["prompt"])
+        plane.put("train", ["a"], {"prompt": ["x"]})
+    assert opd(verb[0], str(tmp_path), *verb[1:])[2] == ""
+    [journal] = (tmp_path / "plane" / "journal").iterdir()
+    os.truncate(journal, journal.stat().st_size - 1)
+    code, _, err = opd(verb[0], str(tmp_path), *verb[1:])
+    assert code == 0 and "its journal lacks its end" in err and f"`opd check {tmp_path}` says more" in err
 
 
 def test_ls_as_json(run: str, opd) -> None:

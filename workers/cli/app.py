@@ -89,6 +89,8 @@ def opd(
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit. Every error of ours is one clear line on stderr, and its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    # a query may begin with a comment, which is no option
+    arguments = [f" {text}" if text.startswith(("-- ", "--\n")) else text for text in arguments]
     try:
         app(args=arguments, prog_name="opd")
     except InputError as error:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import typer
+
 from dataplane import DataPlane, open_plane
 from dataplane.backends.storage import Storage
 from dataplane.opening import storage_at
@@ -38,8 +40,15 @@ def _elsewhere(config: Path) -> str | None:
 
 
 def open_store(run: str) -> DataPlane:
-    """The store of *run* for reading: a finished one, one that a job writes just now, or what a crash left."""
-    return open_plane(storage_of(run), mode="r")
+    """The store of *run* for reading: a finished one, one that a job writes just now, or what a crash left.
+
+    Says so on stderr when its journal lacks its end.
+    """
+    plane = open_plane(storage_of(run), mode="r")
+    if plane.is_cut():
+        said = "its journal lacks its end, and what it shows is what was known before"
+        typer.echo(f"warning: run {run!r}: {said}; `opd check {run}` says more", err=True)
+    return plane
 
 
 def storage_of(run: str) -> Storage:
