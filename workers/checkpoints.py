@@ -71,7 +71,10 @@ class CheckpointWriter:
         except OpdError:
             raise
         except Exception as error:  # a full disk is an error of another kind in every library that writes here
-            raise JobFailed(f"checkpoint of step {step}: cannot be written in {self.directory}: {error}") from error
+            raise JobFailed(
+                f"checkpoint of step {step}: cannot be written in {self.directory}: {error}; once that is mended, "
+                "go on with --resume"
+            ) from error
 
     def _write(self, step: int, partial: Path, write: Callable[[Path], None]) -> Path:
         final = checkpoint_path(self.directory, step)

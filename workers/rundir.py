@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dataplane.backends.files import disk_errors
 from schemas.errors import InputError
 from schemas.messages import Step
 
@@ -95,12 +96,12 @@ class RunDir:
 
     def write_metrics(self, steps: Iterable[Step]) -> None:
         """Render ``metrics.jsonl`` anew: one object a trained step."""
-        with self.metrics.open("w", encoding="utf-8") as file:
+        with disk_errors(str(self.metrics)), self.metrics.open("w", encoding="utf-8") as file:
             file.writelines(_line(step) for step in steps if step.metrics is not None)
 
     def append_metrics(self, step: Step) -> None:
         """Add the line of a step just trained."""
-        with self.metrics.open("a", encoding="utf-8") as file:
+        with disk_errors(str(self.metrics)), self.metrics.open("a", encoding="utf-8") as file:
             file.write(_line(step))
 
 

@@ -6,23 +6,31 @@ import os
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from schemas.errors import CorruptData
+from schemas.errors import CorruptData, JobFailed
 
 #: Name under which a version's probe (see :mod:`workers.doctor.probe`) lies beside its tensors.
 PROBE = "probe.logprobs"
 
 
 def publish_weights(directory: Path, version: int, tensors: dict[str, torch.Tensor], probe: torch.Tensor) -> Path:
-    """Write *version* and the trainer's scores of the fixed sequences; the file's path."""
+    """Write *version* and the trainer's scores of the fixed sequences; the file's path. Raises JobFailed."""
     directory.mkdir(parents=True, exist_ok=True)
     for left in directory.glob("*.partial"):  # of a process that was killed
         left.unlink(missing_ok=True)
     path = directory / f"version_{version:06d}.safetensors"
     partial = path.with_suffix(f".{os.getpid()}.partial")
-    save_file({**tensors, PROBE: probe}, partial, metadata={"weight_version": str(version)})
-    partial.rename(path)
+    try:
+        save_file({**tensors, PROBE: probe}, partial, metadata={"weight_version": str(version)})
+        partial.rename(path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise JobFailed(
+            f"weights of version {version}: cannot be written in {directory}: {error}; once that is mended, go on "
+            "with --resume"
+        ) from error
     return path
 
 

@@ -75,8 +75,8 @@ class LocalStorage:
             raise StoreLocked(
                 f"{self.url} is already open for writing by process {holder}; end it first, or only read beside it"
             )
-        set_text(fd, f"{os.getpid()}\n")
         self._lock_fd = fd
+        self._say(f"{os.getpid()}\n")
         for leftover in (*self._blocks.glob("*.tmp"), *self._snapshots.glob("*.tmp")):
             leftover.unlink(missing_ok=True)
 
@@ -94,8 +94,13 @@ class LocalStorage:
             os.close(fd)
 
     def closed(self, position: int) -> None:
+        self._say(f"closed {position}\n")
+
+    def _say(self, text: str) -> None:
+        """To whoever looks at the lock."""
         if self._lock_fd is not None:
-            set_text(self._lock_fd, f"closed {position}\n")
+            with disk_errors(f"lock of {self.url}"):
+                set_text(self._lock_fd, text)
 
     def close(self) -> None:
         self._spare.close()

@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 
 import msgspec
@@ -29,7 +30,7 @@ from dataplane.catalog.reader import CatalogReader, Clock
 from dataplane.catalog.snapshot import pack
 from dataplane.numbers import Ints, not_in, to_runs
 from schemas import messages, records
-from schemas.errors import InputError, LeaseLost, did_you_mean
+from schemas.errors import InputError, LeaseLost, StoreError, did_you_mean
 from schemas.messages import ClaimRequest, CommitRequest, Granted
 from schemas.records import AnyRecord
 
@@ -64,8 +65,8 @@ class ClaimHost(CatalogReader):
             raise
 
     def close(self) -> None:
-        """End well: what the journal says is all there is."""
-        with self._guard:
+        """End well: what the journal says is all there is. Where that cannot be noted, the next opening looks."""
+        with self._guard, suppress(StoreError):  # a full disk, say: nothing is lost, and what led here is told
             if self._folded and self._journal.position - self._journal.snapshot_at > CLOSE_BYTES:
                 self._snapshot()
             self.storage.closed(self._journal.position)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dataplane import open_plane
 from dataplane.backends.local import LocalStorage
 from dataplane.catalog.journal import Journal, frame, frames
 from schemas.errors import CorruptData, InputError, StoreError
@@ -81,6 +82,20 @@ def test_a_failed_append_leaves_the_journal_as_it_was(tmp_path: Path, monkeypatc
         storage.append(b"half")
     assert storage.journal() == b"whole"
     storage.close()
+
+
+def test_closing_without_room_does_not_hide_what_ended_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, parts: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(KeyError), open_plane(tmp_path) as plane:
+        plane.create_partition("train", ["prompt"])
+        patched.setattr("dataplane.catalog.claims.CLOSE_BYTES", 0)  # a snapshot is due
+        patched.setattr("dataplane.backends.local.write_all", full)
+        patched.setattr("dataplane.backends.local.set_text", full)
+        raise KeyError("what ended it")
+    with open_plane(tmp_path) as again:
+        assert list(again.partitions()) == ["train"]
 
 
 def test_block_names_reach_nothing_outside_the_store(tmp_path: Path) -> None:
