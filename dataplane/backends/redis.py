@@ -61,18 +61,19 @@ class RedisStorage:
         self._end = 0
         self._seen = False
         self._guard = threading.Lock()
-        self.max_block_bytes: int | None = self._check_server(durability, server.address.max_block_bytes)
+        self.max_block_bytes: int | None = self._check_server(durability, server.address.max_block_bytes, create)
         if not create and not self._call(lambda: self._client.exists(self._key("epoch"))):
             raise InputError(f"{self.url}: no store here; whoever opens it for writing makes one")
 
-    def _check_server(self, durability: str, max_block_bytes: int | None) -> int:
-        """Refuse a server that drops data; the largest block it may be sent."""
+    def _check_server(self, durability: str, max_block_bytes: int | None, writes: bool) -> int:
+        """Refuse a server that drops data, or has no room for who *writes*; the largest block it may be sent."""
         info = self._call(lambda: {**self._client.info("memory"), **self._client.info("persistence")})
         policy, limit = info.get("maxmemory_policy", "noeviction"), int(info.get("maxmemory", 0))
         if policy != "noeviction":
             raise StoreError(f"{self.url}: the server evicts keys ({policy}); set maxmemory-policy to noeviction")
-        if limit and int(info["used_memory"]) > 0.98 * limit:
-            raise StoreError(f"{self.url}: the server's memory is full ({info['used_memory']} of {limit} bytes)")
+        if writes and limit and int(info["used_memory"]) > 0.98 * limit:
+            used = f"{info['used_memory']} of {limit} bytes"
+            raise StoreError(f"{self.url}: the server's memory is full ({used}); give it more (CONFIG SET maxmemory)")
         if durability == "power":
             self._check_durable(bool(info.get("aof_enabled")))
         return max_block_bytes or min(limit or 4 << 30, 4 << 30)
