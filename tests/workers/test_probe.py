@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -47,6 +50,7 @@ def test_a_generator_that_ignores_the_update_stops_the_job_at_the_first_new_vers
         RunDir(tmp_path / "run"), "select worker, count(*) from events where kind = 'sync_failed' group by 1"
     )
     assert failed == [("generator", 2)]
+    assert query(RunDir(tmp_path / "run"), "select * from events where kind = 'sync_verified'") == []
 
 
 def test_a_sync_that_did_nothing_once_is_an_event_and_is_done_again(checkpoints, prompt_file, tmp_path):
@@ -58,4 +62,20 @@ def test_a_sync_that_did_nothing_once_is_an_event_and_is_done_again(checkpoints,
     config = small_config(checkpoints, prompt_file, trainer__optimizer__lr=0.05, grpo__async_grpo={"enabled": False})
     run_dir = run(config, tmp_path / "run", break_roles=break_roles)
     assert query(run_dir, "select worker, version from events where kind = 'sync_failed'") == [("generator", 2)]
+    events = query(run_dir, "select kind from events where version = 2 order by seq limit 4")
+    assert [kind for (kind,) in events] == ["published", "sync_failed", "sync_verified", "committed"]
     assert query(run_dir, "select max(abs(generation_logprob - student_logprob)) < 1e-4 from tokens") == [(True,)]
+
+
+def test_the_events_follow_a_version_until_every_generator_proved_it(checkpoints, prompt_file, tmp_path):
+    run_dir = run(small_config(checkpoints, prompt_file, grpo__async_grpo={"enabled": False}), tmp_path / "run")
+    page = Path(__file__).parents[2] / "docs" / "running.md"
+    [shown] = re.findall(r'opd sql RUN "(select .*sync_verified.*)"', page.read_text())
+    assert [(kind, version, worker) for _, kind, version, worker in query(run_dir, shown)] == [
+        ("published", 0, None),
+        ("published", 1, None),
+        ("sync_verified", 1, "generator"),
+        ("published", 2, None),
+        ("sync_verified", 2, "generator"),
+        ("published", 3, None),
+    ]

@@ -63,12 +63,16 @@ class GeneratorRole(Role):
             worker.weight_version = self.engine.version
 
     def _sync(self, path: Path, version: int) -> None:
-        """Load a version and prove it against the trainer's scores; once more if that fails. Raises JobFailed."""
+        """Load a version and prove it against the trainer's scores; once more if that fails. Either is an event.
+
+        Raises JobFailed.
+        """
         tensors, expected = read_weights(path)
         for _ in range(2):
             self.engine.load_weights(tensors, version)
             found = scores(self.engine.scorer(), self.policy.max_total_sequence_length)
             if same(expected, found, self.policy.dtype):
+                self.plane.event("sync_verified", worker=self.name, version=version)
                 return
             self.plane.event("sync_failed", worker=self.name, version=version)
         refuse(self.name, version, expected, found, self.policy.dtype)
