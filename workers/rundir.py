@@ -81,10 +81,18 @@ class RunDir:
             raise InputError(
                 f"{self.path}: a run is there already; continue it with --resume, remove it, or give another --run-dir"
             )
-        if not resume and self.path.is_dir() and any(self.path.iterdir()):
-            raise InputError(f"{self.path}: not empty, and no run is in it; give another --run-dir")
+        other = self._what_is_no_runs()
+        if not exists and other:
+            raise InputError(f"{self.path}: holds {other!r} and no run; give another --run-dir")
         if resume and not exists:
             raise InputError(f"{self.path}: no run to resume there (no {self.config.name}); start it without --resume")
+
+    def _what_is_no_runs(self) -> str:
+        """The name of something here that no run makes; one that was killed at once leaves a store, say."""
+        own = {path.name for path in (self.config, self.plane, self.metrics, self.checkpoints, self.tokenizer)}
+        own |= {path.name for path in (self.weights, self.logs, self.diagnostics, self.tensorboard)}
+        there = self.path.iterdir() if self.path.is_dir() else ()
+        return min((path.name for path in there if path.name not in own), default="")
 
     def create(self) -> None:
         """Make the directory. Raises InputError where that cannot be."""

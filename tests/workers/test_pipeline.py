@@ -210,9 +210,11 @@ def test_an_agent_without_a_teacher_is_refused_before_anything_starts(checkpoint
 
 def test_a_directory_that_holds_something_else_is_no_place_for_a_run(checkpoints, prompt_file, tmp_path):
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(InputError, match="not empty, and no run is in it"):
+    with pytest.raises(InputError, match=r"holds 'notes.txt' and no run; give another --run-dir"):
         run(small_config(checkpoints, prompt_file), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    (tmp_path / "killed" / "plane").mkdir(parents=True)  # before it was a run
+    assert run(small_config(checkpoints, prompt_file), tmp_path / "killed").config.exists()
 
 
 def test_a_checkpoint_that_was_cut_is_refused_by_file_before_anything_starts(checkpoints, prompt_file, tmp_path):
