@@ -92,7 +92,8 @@ def test_a_resumed_run_knows_what_was_measured_before_and_measures_no_version_tw
 
 
 def test_steps_tell_age_buffers_and_the_speed_of_every_stage(checkpoints, prompt_file, tmp_path):
-    run_dir = run(small_config(checkpoints, prompt_file, generator__batch_size=12), tmp_path / "run")
+    config = small_config(checkpoints, prompt_file, generator__batch_size=12, grpo__max_num_steps=4)
+    run_dir = run(config, tmp_path / "run")
     ages = query(run_dir, "select step, staleness_mean, staleness_max, buffered_rows from steps order by step")
     assert ages[0][1:3] == (0.0, 0.0) and ages[1][1:3] == (1.0, 1.0) and ages[0][3] in (4.0, 8.0)
     assert query(
