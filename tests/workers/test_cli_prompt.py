@@ -116,3 +116,15 @@ def test_a_run_whose_recipe_names_another_place_is_read_there(tmp_path: Path, ca
     with pytest.raises(SystemExit):
         main(["sql", str(tmp_path / "run"), "select count(*) as n from samples", "--format", "csv"])
     assert capsysbinary.readouterr().out.split() == [b'"n"', b"8"]
+
+
+def test_a_relative_place_is_below_the_directory_that_the_run_was_started_in(tmp_path: Path, capsysbinary) -> None:
+    with open_plane(tmp_path / "home" / "stores" / "one") as plane:
+        fill(plane)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(
+        f"store: {{url: stores/one}}\nworking_directory: {tmp_path / 'home'}\n"
+    )
+    with pytest.raises(SystemExit):
+        main(["sql", str(tmp_path / "run"), "select count(*) as n from samples", "--format", "csv"])
+    assert capsysbinary.readouterr().out.split() == [b'"n"', b"8"]

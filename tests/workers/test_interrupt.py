@@ -36,7 +36,8 @@ def interruptible():
 def start(recipe: Path, run_dir: Path, *flags: str) -> subprocess.Popen[str]:
     """``opd run`` at the head of a process group of its own."""
     command = [sys.executable, "-m", "workers.cli.app", "run", str(recipe), "--run-dir", str(run_dir), *flags]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    piped = subprocess.PIPE
+    return subprocess.Popen(command, stdout=piped, stderr=piped, text=True, start_new_session=True)
 
 
 def until_started(run_dir: Path) -> None:
@@ -84,9 +85,10 @@ def test_a_resume_before_the_first_checkpoint_and_one_of_a_complete_run_end_with
     killed.kill()
     killed.communicate(timeout=60)
     assert not list((tmp_path / "run").glob("checkpoints/step_*"))
-    for _ in range(2):
+    for complete in (False, True):
         resumed = start(recipe, tmp_path / "run", *flags, "--resume")
-        assert resumed.communicate(timeout=120) and resumed.returncode == 0
+        shown, said = resumed.communicate(timeout=120)
+        assert (resumed.returncode, "complete already: nothing was left to train" in shown) == (0, complete), said
         told = query(RunDir(tmp_path / "run"), "select count(*) from samples where status = 'trained'")
         assert told == [(4 * STEPS,)]
     lives = query(RunDir(tmp_path / "run"), "select detail from events where kind = 'epoch_opened' order by seq")

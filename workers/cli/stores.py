@@ -36,7 +36,10 @@ def _elsewhere(config: Path) -> str | None:
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
     store = content.get("store") if isinstance(content, dict) else None
     url = store.get("url") if isinstance(store, dict) else None
-    return str(url) if url else None
+    if not url:
+        return None
+    there = Path(content.get("working_directory") or "") / str(url)  # what a relative path means in a run's recipe
+    return str(there) if there.is_dir() else str(url)
 
 
 def open_store(run: str) -> DataPlane:
