@@ -79,6 +79,8 @@ class Controller:
         self.writing.clear()
         self.trained, path = newest_checkpoint(self.plane, self.run_dir)
         self.published = self.trained
+        if path is None and self.plane.checkpoints():
+            self.report.news("the checkpoints that are left are of steps that the store lost: training begins again")
         self.call("trainer", "restore", path, what=f"restoring step {self.trained}")
         go_back(self.plane, self.window, self.trained)
         self.run_dir.write_metrics(self.plane.steps())

@@ -23,13 +23,14 @@ from workers.rundir import RunDir
 
 
 def newest_checkpoint(plane: DataPlane, run_dir: RunDir) -> tuple[int, str | None]:
-    """(step, path) of the newest checkpoint that is whole; (0, None) where none was ever recorded.
+    """(step, path) of the newest checkpoint that is whole; (0, None) where none was recorded, or where a repair lost
+    the records of those that are there.
 
-    Raises JobFailed when all that were are gone: going back to the initial student must be somebody's wish.
+    Raises JobFailed when all are gone: going back to the initial student must be somebody's wish.
     """
     recorded = {checkpoint.step: run_dir.own(checkpoint.path) for checkpoint in plane.checkpoints()}
     whole = [(step, str(path)) for step, path in recorded.items() if is_complete(path)]
-    if recorded and not whole:
+    if recorded and not whole and not any(map(is_complete, run_dir.checkpoints.glob("step_*"))):
         raise JobFailed(
             f"resume: the store has checkpoints of steps {', '.join(map(str, sorted(recorded)))}, and none is whole in "
             f"{run_dir.checkpoints}; put one back, or start a new run"
