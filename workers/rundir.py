@@ -69,10 +69,10 @@ class RunDir:
         return self.path / "tensorboard"
 
     def own(self, recorded: str | Path) -> Path:
-        """A file that the run recorded, where it lies now: in this directory if it is there, which may be a copy."""
+        """A file that the run recorded, where it lies now: in this directory, which may be a copy, if it is a run's."""
         path = Path(recorded)
         here = self.path / path.parent.name / path.name
-        return path if path.exists() and not here.exists() else here
+        return here if self.config.is_file() or not path.exists() else path
 
     def check(self, *, resume: bool) -> None:
         """Raise InputError, with the ways out, unless a run can start (or continue) here."""

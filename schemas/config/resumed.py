@@ -19,8 +19,9 @@ def fixed(key: str) -> bool:
 
 def changes(stored: RunConfig, wanted: RunConfig) -> Iterator[str]:
     """A line for each setting that a resumed run changes. Raises ConfigError for one that it cannot."""
-    before = {setting.key: setting.value for setting in describe(stored)}
-    for key, value in ((setting.key, setting.value) for setting in describe(wanted)):
+    before, now = ({setting.key: setting.value for setting in describe(config)} for config in (stored, wanted))
+    for key in before | now:
+        value = now.get(key)
         if before.get(key) == value:
             continue
         if fixed(key):

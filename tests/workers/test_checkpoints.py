@@ -117,7 +117,6 @@ def test_a_run_that_was_copied_goes_on_from_its_own_checkpoint_and_without_any_i
 ):
     config = small_config(checkpoints, prompt_file, checkpointing__period=2)
     shutil.copytree(run(config, tmp_path / "run").path, tmp_path / "copy")
-    shutil.rmtree(tmp_path / "run")
     longer = small_config(checkpoints, prompt_file, checkpointing__period=2, grpo__max_num_steps=4)
     copy = run(longer, tmp_path / "copy", resume=True)
     assert query(copy, "select detail from events where kind = 'epoch_opened'")[0][0].count('"after_step": 3')
